@@ -12,7 +12,7 @@ TEST(Answer, CoresOfAHost) {
   EXPECT_EQ(*cores, (std::vector<int>{0, 3}));
 }
 
-TEST(Answer, WithoutCoresThereAreNone) {
+TEST(Answer, HostWithoutCoresHasNone) {
   const auto cores = read_answer(R"({"ok":true,"seconds":1.5,"per_host":[]})");
   ASSERT_TRUE(cores);
   EXPECT_TRUE(cores->empty());
@@ -27,7 +27,7 @@ TEST(Answer, RefusalsCarryTheirError) {
   EXPECT_EQ(refused.error().hint, "yes");
 }
 
-TEST(Answer, WhatIsNoAnswerIsAnError) {
+TEST(Answer, MalformedAnswerIsError) {
   for (const char* line :
        {"", "{", "[]", "null", "{}", R"({"ok":1})", R"({"cores":[0]})", R"({"ok":true} x)",
         R"({"ok":true,"cores":["0"]})", R"({"ok":true,"cores":[-1]})", R"({"ok":false,"error":3})",

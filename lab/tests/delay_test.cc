@@ -25,13 +25,13 @@ DelayLaw with_seed(DelayLaw law, uint64_t seed) {
   return law;
 }
 
-TEST(LabDelay, WithoutJitterIsTheDelay) {
+TEST(LabDelay, NoJitterGivesConstantDelay) {
   for (const int64_t t : {int64_t{0}, int64_t{123'456'789}, int64_t{-5}})
     EXPECT_EQ(hold_ns({milliseconds(10), {}, 9}, 3, t), 10 * kMs);
 }
 
 // Computed with Python's integers from the law as lab/README.md has it.
-TEST(LabDelay, DrawsWhatTheGuideSays) {
+TEST(LabDelay, DrawsFollowDocumentedFormula) {
   struct Known {
     uint64_t seed;
     uint32_t link;
@@ -45,7 +45,7 @@ TEST(LabDelay, DrawsWhatTheGuideSays) {
   }
 }
 
-TEST(LabDelay, ASlotIsFourTimesTheJitterAndAMillisecondAtLeast) {
+TEST(LabDelay, SlotIsFourTimesJitterAndAtLeastAMillisecond) {
   EXPECT_EQ(slot_ns(kWide), 20 * kMs);
   EXPECT_EQ(slot_ns(kNarrow), kMs);
   for (const DelayLaw& law : {kWide, kNarrow}) {
@@ -56,7 +56,7 @@ TEST(LabDelay, ASlotIsFourTimesTheJitterAndAMillisecondAtLeast) {
   }
 }
 
-TEST(LabDelay, IsUniformBetweenItsBounds) {
+TEST(LabDelay, JitterIsUniformBetweenItsBounds) {
   std::vector<int> tenths(10);
   for (int64_t slot = 0; slot < 10'000; ++slot) {
     const int64_t hold = hold_ns(kWide, 4, slot * 20 * kMs);
@@ -77,7 +77,7 @@ TEST(LabDelay, NothingIsDueBeforeNextDue) {
   }
 }
 
-TEST(LabDelay, LinksAndSeedsDrawTheirOwn) {
+TEST(LabDelay, LinksAndSeedsDrawIndependently) {
   std::set<int64_t> drawn;
   for (uint64_t seed = 0; seed < 10; ++seed)
     for (uint32_t link = 1; link <= 10; ++link)
@@ -108,7 +108,7 @@ TEST(LabRelease, KeepsOrderAndBounds) {
   }
 }
 
-TEST(LabLossOfForwarder, IsSeededAndOfTheGivenShare) {
+TEST(LabLossOfForwarder, LossIsSeededAndMatchesGivenShare) {
   std::vector<uint64_t> first;
   int lost = 0;
   for (uint64_t frame = 0; frame < 10'000; ++frame) {

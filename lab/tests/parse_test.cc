@@ -25,7 +25,7 @@ TEST(LabRate, ReadsUnitsAsPowersOfThousand) {
   EXPECT_EQ(*parse_rate("off"), kUnshaped);
 }
 
-TEST(LabRate, RefusesWhatIsNotARateAndNamesTheUnits) {
+TEST(LabRate, RefusesNonRatesAndNamesUnits) {
   for (const char* text :
        {"", "50", "mbit", "50mb", "50mbps", "-1mbit", "1e99gbit", "nan mbit", "0mbit", "7kbit"})
     EXPECT_FALSE(parse_rate(text)) << text;
@@ -40,7 +40,7 @@ TEST(LabRate, FormatsBack) {
     EXPECT_EQ(format_rate(*parse_rate(text)), text);
 }
 
-TEST(LabRate, SeveralTakeTurns) {
+TEST(LabRate, SeveralRatesAlternate) {
   EXPECT_EQ(*parse_rates("100mbit,10mbit"), (std::vector<BitRate>{100'000'000, 10'000'000}));
   EXPECT_EQ(*parse_rates("1gbit, off"), (std::vector<BitRate>{1'000'000'000, kUnshaped}));
   EXPECT_EQ(*parse_rates("5mbit"), std::vector<BitRate>{5'000'000});
@@ -95,13 +95,13 @@ TEST(LabLoss, DropsTheGivenShareOfRandomNumbers) {
   EXPECT_EQ(loss_bytecode(0.25), "4,32 0 0 4294963256,37 0 1 1073741824,6 0 0 4294967295,6 0 0 2");
 }
 
-TEST(LabLoss, OfTheSwitchIsByItsAddress) {
+TEST(LabLoss, SwitchLossIsFoundByAddress) {
   EXPECT_EQ(loss_bytecode_from(0x0a4d00fe, 0.25),
             "6,32 0 0 26,21 0 2 172818686,32 0 0 4294963256,37 0 1 1073741824,6 0 0 4294967295,6 0 "
             "0 2");
 }
 
-TEST(LabHosts, FileNamesTheSwitchOnlyWhereOneIs) {
+TEST(LabHosts, HostsFileNamesSwitchOnlyIfPresent) {
   EXPECT_EQ(hosts_file(1, 0, false),
             "127.0.0.1 localhost\n10.77.0.1 host0\n::ffff:10.77.0.1 host0\n");
   EXPECT_EQ(hosts_file(1, 0, true),
@@ -112,7 +112,7 @@ TEST(LabHosts, FileNamesTheSwitchOnlyWhereOneIs) {
             "::ffff:10.77.0.1 host0\n::ffff:10.77.0.201 beside0\n");
 }
 
-TEST(LabHosts, NoTwoHaveTheSameAddress) {
+TEST(LabHosts, AddressesAreUnique) {
   Options options;
   options.hosts = 200;
   options.beside = 50;
@@ -145,7 +145,7 @@ TEST(LabOptions, FirstScheduleEntryIsTheFirstRate) {
             3'000'000U);
 }
 
-TEST(LabOptions, SeveralRatesNeedTheirTime) {
+TEST(LabOptions, SeveralRatesNeedPeriod) {
   const auto turns = parse_options({"--rate", "100mbit,10mbit", "--every", "3s", "--", "x"});
   ASSERT_TRUE(turns);
   EXPECT_EQ(turns->shaping.rate, 100'000'000U);
@@ -207,7 +207,7 @@ TEST(LabOptions, DelayHasBounds) {
   }
 }
 
-TEST(LabOptions, BesideTakesANumberAndALine) {
+TEST(LabOptions, OptionBesideTakesNumberAndCommand) {
   const auto o = parse_options({"--beside", "2", "ping -f host0", "--hosts", "3", "--", "x"});
   ASSERT_TRUE(o);
   EXPECT_EQ(o->beside, 2);
@@ -262,7 +262,7 @@ TEST(LabOptions, UsageErrors) {
   }
 }
 
-TEST(LabOptions, AllThatFollowsTheHostOfOnIsTheCommand) {
+TEST(LabOptions, ArgumentsAfterOnHostFormCommand) {
   const std::vector<std::string> command{"orted", "--json", "--", "--hosts", "x"};
   for (const bool dashes : {false, true}) {
     std::vector<std::string> words{"--json", "--on", "host1"};
@@ -277,7 +277,7 @@ TEST(LabOptions, AllThatFollowsTheHostOfOnIsTheCommand) {
   EXPECT_TRUE(parse_options({"--", "ssh", "--on", "host1"})->on.empty());
 }
 
-TEST(LabWorkers, RanksOfAHostFollowOneAnother) {
+TEST(LabWorkers, RanksOfOneHostAreConsecutive) {
   Options options;
   options.hosts = 2;
   options.per_host = 3;
@@ -292,7 +292,7 @@ TEST(LabWorkers, RanksOfAHostFollowOneAnother) {
   EXPECT_EQ(cores_of(options, {4, 7, 9}, 1), std::vector<int>{7});
 }
 
-TEST(LabWorkers, ALauncherHasTheCoresOfHost0) {
+TEST(LabWorkers, LauncherHasCoresOfHost0) {
   Options options;
   options.launcher = true;
   options.per_host = 2;
@@ -304,7 +304,7 @@ TEST(LabWorkers, ALauncherHasTheCoresOfHost0) {
   EXPECT_TRUE(plan_workers(options, {0, 1, 2})[0].cores.empty());
 }
 
-TEST(LabWorkers, ThoseBesideAreNoRanks) {
+TEST(LabWorkers, ExtraProcessesAreNotRanks) {
   Options options;
   options.beside = 2;
   const std::vector<Worker> workers = plan_beside(options);

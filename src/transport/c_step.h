@@ -33,7 +33,7 @@ static_assert(sizeof(laconic_aggregate) == sizeof(Aggregate) &&
               offsetof(laconic_aggregate, flags) == offsetof(Aggregate, flags) &&
               offsetof(laconic_aggregate, added) == offsetof(Aggregate, added) &&
               offsetof(laconic_aggregate, divisor) == offsetof(Aggregate, divisor));
-// A span is an address and a count, in that order: AggregatorStep.HandsGranulesOn.
+// A span is an address and a count, in that order: AggregatorStep.StepPassesBlocksOn.
 static_assert(sizeof(Bytes) == 16);
 
 inline laconic_step to_c(const Step& s) {

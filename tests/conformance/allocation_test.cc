@@ -96,7 +96,7 @@ uint64_t allocations_of(const Spec& spec, const Conditions& conditions) {
   return allocations.load() - before;
 }
 
-TEST(Allocations, AreCounted) {
+TEST(Allocations, EveryAllocationIsCounted) {
   const uint64_t before = allocations.load();
   const std::vector<int> something(1000);
   EXPECT_EQ(allocations.load(), before + 1);

@@ -11,7 +11,7 @@
 namespace laconic::conformance {
 namespace {
 
-TEST_P(CodecLaw, PayloadWithinTheBoundDecodesToFiniteValues) {
+TEST_P(CodecLaw, PayloadWithinBoundDecodesToFiniteValues) {
   for (const Unit& unit : all_units()) {
     for (const Data data : kFiniteData) {
       SCOPED_TRACE(describe(unit, data));
@@ -76,7 +76,7 @@ double mean_bytes(Exchange& exchange, const Contract& contract, float scale) {
 
 /// What a plan expects is what normal elements take on average, to a quarter. Where that depends on
 /// their scale (a threshold in absolute numbers) it is what they take at some scale.
-TEST_P(CodecLaw, ExpectedBytesAreThoseOfNormalElements) {
+TEST_P(CodecLaw, ExpectedBytesMatchNormalElements) {
   for (const Unit& unit : {vector_unit(1000), matrix_unit(65, 33), vector_unit(90001)}) {
     SCOPED_TRACE(describe(unit, Data::gaussian));
     Exchange exchange = this->exchange(unit);
@@ -96,7 +96,7 @@ TEST_P(CodecLaw, ExpectedBytesAreThoseOfNormalElements) {
 }
 
 /// Up to the count that the contract names no size wraps.
-TEST_P(CodecLaw, SizesOfTheLargestUnits) {
+TEST_P(CodecLaw, LargestUnitsHaveValidSizes) {
   const uint64_t n = contract_.max_count;
   ASSERT_LE(n, kMaxUnitCount);
   for (const uint32_t world : {1U, 65535U}) {
@@ -151,7 +151,7 @@ TEST_P(CodecLaw, ContractIsConsistent) {
   }
 }
 
-TEST_P(CodecLaw, EmptyUnit) {
+TEST_P(CodecLaw, EmptyUnitRoundTrips) {
   Exchange exchange = this->exchange(vector_unit(0));
   const float nothing = 0;
   ASSERT_TRUE(exchange.encode(&nothing));

@@ -41,7 +41,7 @@ void expect_same(const Outcome& a, const Outcome& b, std::string_view what) {
   expect_same_bits(a.mean, b.mean, what);
 }
 
-TEST_P(CodecLaw, SameBytesTwiceWhateverLentMemoryHolds) {
+TEST_P(CodecLaw, EncodingTwiceGivesSameBytesForAnyScratch) {
   for (const Unit& unit : all_units()) {
     SCOPED_TRACE(describe(unit, Data::laplace));
     Conditions first = conditions(unit), second = conditions(unit);
@@ -51,7 +51,7 @@ TEST_P(CodecLaw, SameBytesTwiceWhateverLentMemoryHolds) {
   }
 }
 
-TEST_P(CodecLaw, SameBytesAsTheScalarReference) {
+TEST_P(CodecLaw, EncodingMatchesScalarReference) {
   if (GetParam().isa == Isa::scalar) return;  // this is the reference
   for (const Data data : kFiniteData) {
     const bool usual = data == Data::laplace;
@@ -65,7 +65,7 @@ TEST_P(CodecLaw, SameBytesAsTheScalarReference) {
   }
 }
 
-TEST_P(CodecLaw, SameBytesOnAnyNumberOfThreads) {
+TEST_P(CodecLaw, EncodingIsSameForAnyThreadCount) {
   std::vector<Unit> units = large_units();
   const bool default_on_best =
       GetParam().spec == spec_.codec().info.name && GetParam().isa == best_isa();
@@ -86,7 +86,7 @@ TEST_P(CodecLaw, SameBytesOnAnyNumberOfThreads) {
   }
 }
 
-TEST_P(CodecLaw, AnyAlignment) {
+TEST_P(CodecLaw, AnyAlignmentIsAccepted) {
   for (const Unit& unit : {vector_unit(1000), matrix_unit(65, 33)}) {
     const Outcome aligned = run(spec_, conditions(unit), Data::laplace);
     for (const uint64_t shift : {1U, 3U, 4U}) {
@@ -98,7 +98,7 @@ TEST_P(CodecLaw, AnyAlignment) {
   }
 }
 
-TEST_P(CodecLaw, OtherPlacesAndRanksDrawOtherNumbers) {
+TEST_P(CodecLaw, OtherOffsetsAndRanksDrawOtherNumbers) {
   if (!contract_.stochastic) return;  // the contract promises no own random stream
   const std::vector<float> values = make(Data::laplace, 1000);
   const std::vector<Source> sources(2, {values.data(), nullptr});

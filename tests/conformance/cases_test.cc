@@ -59,7 +59,7 @@ std::vector<Isa> isas_for(const std::string& spec) {
   return {best_isa()};
 }
 
-TEST(Conformance, DefaultsRunOnEveryInstructionSetAndSettingsOnTheBest) {
+TEST(Conformance, DefaultsRunOnEveryIsaAndSettingsOnTheBest) {
   const auto cases = all_cases();
   for (const CodecTable* codec : all_codecs()) {
     std::set<std::string> specs;

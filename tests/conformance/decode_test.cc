@@ -43,7 +43,7 @@ std::vector<Unit> units() {
   return {vector_unit(1), vector_unit(1000), vector_unit(40007), matrix_unit(65, 33)};
 }
 
-TEST_P(CodecLaw, ManyTermsEqualOneAfterAnother) {
+TEST_P(CodecLaw, DecodingManyTermsEqualsOneByOne) {
   for (const Unit& unit : units()) {
     for (const uint32_t world : {2U, 3U, 8U, 11U, 40U}) {
       if (unit.count > 10000 && world != 8) continue;
@@ -90,7 +90,7 @@ TEST_P(CodecLaw, WeightsAndBaseAreRoundedSeparately) {
   }
 }
 
-TEST_P(CodecLaw, DecodeTwiceIsTheSame) {
+TEST_P(CodecLaw, DecodingTwiceGivesSameValues) {
   for (const Unit& unit : units()) {
     Encoded3 encoded(spec_, conditions(unit), 3);
     const std::vector<float> first = encoded.exchange.mean();
@@ -98,7 +98,7 @@ TEST_P(CodecLaw, DecodeTwiceIsTheSame) {
   }
 }
 
-TEST_P(CodecLaw, NoTermsGiveTheBase) {
+TEST_P(CodecLaw, NoTermsGiveBase) {
   const Unit unit = vector_unit(1000);
   Encoded3 encoded(spec_, conditions(unit), 1);
   const std::vector<float> base = make(Data::gaussian, unit.count, 99);
@@ -107,7 +107,7 @@ TEST_P(CodecLaw, NoTermsGiveTheBase) {
                      decode_into(encoded.exchange, {}, nullptr), "zero");
 }
 
-TEST_P(CodecLaw, RanksAgreeOnTheMean) {
+TEST_P(CodecLaw, RanksDecodeSameMean) {
   for (const Unit& unit : units()) {
     Encoded3 encoded(spec_, conditions(unit), 3);
     const std::vector<float> first = encoded.exchange.mean(0);

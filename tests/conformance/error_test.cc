@@ -24,7 +24,7 @@ TEST_P(CodecLaw, LosslessGivesTheSameValues) {
 
 /// |x − Q(x)|² ≤ (1 − delta)|x|². Data::tiny is left out: below the smallest normal float no
 /// relative promise can hold.
-TEST_P(CodecLaw, ContractionAsPromised) {
+TEST_P(CodecLaw, ErrorContractsAsPromised) {
   if (contract_.contraction <= 0) return;  // not promised
   constexpr double kRounding = 1e-6;       // of float arithmetic, relative to |x|²
   for (const Unit& unit : all_units()) {
@@ -53,7 +53,7 @@ struct Moments {
 /// E[Q(x)] = x: over many steps the mean error of every element, and of all together, lies within
 /// six standard errors (of this seeded sample, so the outcome never changes). Where a value is sent
 /// so rarely that no trial saw it, the sample has no variance: six errors of the largest size more.
-TEST_P(CodecLaw, UnbiasedAsPromised) {
+TEST_P(CodecLaw, MeanIsUnbiasedAsPromised) {
   if (!contract_.unbiased) return;  // not promised
   constexpr uint64_t kTrials = 4000;
   const Unit unit = vector_unit(19);

@@ -156,7 +156,7 @@ TEST_P(CodecLaw, FusedFeedbackEqualsUnfused) {
   }
 }
 
-TEST_P(CodecLaw, SavedStateGoesOnIdentically) {
+TEST_P(CodecLaw, SavedStateContinuesIdentically) {
   for (const Unit& unit : units()) {
     SCOPED_TRACE(describe(unit, Data::laplace));
     Worker first(spec_, conditions(unit), 0x00), second(spec_, conditions(unit), 0xFF);
@@ -283,7 +283,7 @@ TEST_P(CodecLaw, HugeInputIsEncodedOrChangesNothing) {
 }
 
 /// Both finite, their sum not.
-TEST_P(CodecLaw, ASumThatOverflowsChangesNothing) {
+TEST_P(CodecLaw, OverflowingSumChangesNothing) {
   if (contract_.feedback == Feedback::never) return;  // no residual to harm
   for (const Unit& unit : units_of_chunks()) {
     const float limit = spec_.codec().plan(spec_.params(), unit, 1).largest_input;
@@ -300,7 +300,7 @@ TEST_P(CodecLaw, ASumThatOverflowsChangesNothing) {
 }
 
 /// A residual that is not finite is dropped, once, and the step is that of an empty residual.
-TEST_P(CodecLaw, AnUnusableResidualIsReset) {
+TEST_P(CodecLaw, UnusableResidualIsReset) {
   if (contract_.feedback == Feedback::never) return;  // no residual
   for (const Unit& unit : units_of_chunks()) {
     const std::vector<float> gradient = make(Data::laplace, unit.count, 2);
@@ -334,7 +334,7 @@ TEST_P(CodecLaw, AnUnusableResidualIsReset) {
 
 /// What is left of an input is no larger than the input, whatever it is: else a residual, which is
 /// part of the next input, would grow without end.
-TEST_P(CodecLaw, WhatTakesAResidualExceedsNoInput) {
+TEST_P(CodecLaw, EncodingErrorNeverExceedsInput) {
   if (!in_memory_set(contract_.memories, MemoryKind::residual)) return;
   for (const Unit& unit : all_units()) {
     for (const Data data : kFiniteData) {

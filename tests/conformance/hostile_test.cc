@@ -63,7 +63,7 @@ std::vector<std::size_t> lengths_below(std::size_t size, Random& random) {
   return lengths;
 }
 
-TEST_P(CodecLaw, TruncatedPayloads) {
+TEST_P(CodecLaw, TruncatedPayloadsAreRefusedOrDecode) {
   Random random(1);
   for (const Unit& unit : units()) {
     SCOPED_TRACE(describe(unit, Data::laplace));
@@ -79,7 +79,7 @@ TEST_P(CodecLaw, TruncatedPayloads) {
   }
 }
 
-TEST_P(CodecLaw, ExtendedPayloads) {
+TEST_P(CodecLaw, ExtendedPayloadsAreRefusedOrDecode) {
   for (const Unit& unit : units()) {
     SCOPED_TRACE(describe(unit, Data::laplace));
     Attack attack(spec_, conditions(unit), Data::laplace);
@@ -96,7 +96,7 @@ TEST_P(CodecLaw, ExtendedPayloads) {
   }
 }
 
-TEST_P(CodecLaw, FlippedBits) {
+TEST_P(CodecLaw, FlippedBitsAreRefusedOrDecode) {
   Random random(2);
   for (const Unit& unit : units()) {
     for (const Data data : {Data::laplace, Data::sparse}) {
@@ -114,7 +114,7 @@ TEST_P(CodecLaw, FlippedBits) {
   }
 }
 
-TEST_P(CodecLaw, RandomBytes) {
+TEST_P(CodecLaw, RandomBytesAreRefusedOrDecode) {
   Random random(3);
   for (const Unit& unit : units()) {
     SCOPED_TRACE(describe(unit, Data::laplace));
@@ -136,7 +136,7 @@ TEST_P(CodecLaw, RandomBytes) {
 }
 
 /// A field in the front of the payload set to the extremes: counts, lengths and scales live there.
-TEST_P(CodecLaw, HugeCounts) {
+TEST_P(CodecLaw, HugeCountsAreRefused) {
   for (const Unit& unit : units()) {
     SCOPED_TRACE(describe(unit, Data::laplace));
     Attack attack(spec_, conditions(unit), Data::laplace);

@@ -15,7 +15,7 @@ double lane_rounding(DType lane) {
   return 0x1p-24;
 }
 
-TEST_P(CodecLaw, SumOfLanesDecodesToTheSum) {
+TEST_P(CodecLaw, SummedPayloadsDecodeToSum) {
   if (contract_.merge != Merge::linear) return;  // not promised
   constexpr uint32_t kWorld = 3;
   for (const Unit& unit : {vector_unit(1000), vector_unit(40007), matrix_unit(65, 33)}) {
@@ -54,7 +54,7 @@ TEST_P(CodecLaw, SumOfLanesDecodesToTheSum) {
   }
 }
 
-TEST_P(CodecLaw, LanesAreCoveredByTheHeadroom) {
+TEST_P(CodecLaw, HeadroomCoversSummedElements) {
   if (contract_.headroom == 0) return;  // unlimited
   EXPECT_GE(contract_.headroom, 2U);
 }

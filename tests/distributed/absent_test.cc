@@ -53,7 +53,7 @@ Floats residual(Clocked& group, uint32_t rank, const std::string& name) {
 
 /// Three matrices of rank 1 have a sum of rank 3: every mean is exact, whichever ranks have a
 /// gradient.
-TEST(Absence, APowerSgdRankWithoutAGradientOwesNothingWhenItReturns) {
+TEST(Absence, PowerSgdRankWithoutGradientOwesNothingOnReturn) {
   Clocked group({"powersgd:rank=4", kWorld, kModel, StrategyKind::native_sum}, fast);
   const auto absent = [](uint64_t step, uint32_t rank) {
     return step == 12 || step == 27 || (step >= 10 && step < 30 && rank == 0);
@@ -85,7 +85,7 @@ struct Case {
 class Released : public testing::TestWithParam<Case> {};
 
 /// By a flush, by a law for the whole bucket, by a law beside what stays compressed.
-TEST_P(Released, ResidualsGoOutWhereARankHasNoGradient) {
+TEST_P(Released, ResidualsAreSentFromRanksWithoutGradient) {
   test::Setup setup{"powersgd:rank=1", kWorld, kModel, StrategyKind::native_sum};
   setup.control = GetParam().control;
   if (GetParam().rule) {

@@ -119,7 +119,7 @@ void expect_same(const std::vector<std::vector<Floats>>& a,
 
 constexpr auto kNothing = [](uint32_t, uint64_t) {};
 
-TEST(Aggregator, GivesTheBitsOfTheEnginesOwnSums) {
+TEST(Aggregator, SumsHaveBitsOfEngineSums) {
   for (const char* spec : {"thc", "thc:block=512,scale=exact", "thc:bits=2,lane=16+noef"}) {
     SCOPED_TRACE(spec);
     Serving server;
@@ -129,14 +129,14 @@ TEST(Aggregator, GivesTheBitsOfTheEnginesOwnSums) {
   }
 }
 
-TEST(Aggregator, TwoServersShareTheWork) {
+TEST(Aggregator, TwoServersShareWork) {
   Serving a, b("127.0.0.1:0", 2);
   AggregatorOptions options;
   options.servers = {a.address(), b.address()};
   expect_same(by_server("thc", 4, 4, options, kNothing), by_engine("thc", 4, 4));
 }
 
-TEST(Aggregator, GoesOnWhenTheServerIsStartedAgain) {
+TEST(Aggregator, RestartedServerIsUsedAgain) {
   auto server = std::make_unique<Serving>();
   const std::string address = server->address();
   AggregatorOptions options;
@@ -168,7 +168,7 @@ class Counting final : public Engine {
   uint64_t calls_ = 0;
 };
 
-TEST(Aggregator, InSteadyStateTheGroupCarriesNothing) {
+TEST(Aggregator, SteadyStateSendsNothingThroughGroup) {
   Serving server;
   AggregatorOptions options;
   options.servers = {server.address()};
@@ -199,7 +199,7 @@ TEST(Aggregator, InSteadyStateTheGroupCarriesNothing) {
   });
 }
 
-TEST(Aggregator, WhoIsLateIsNotWaitedFor) {
+TEST(Aggregator, LateRankIsNotAwaited) {
   Serving server;
   AggregatorOptions options;
   options.servers = {server.address()};
@@ -244,7 +244,7 @@ std::vector<Error> refusals(uint32_t world, const std::function<AggregatorOption
   return errors;
 }
 
-TEST(Aggregator, AWrongTokenIsOneMessageOnEveryRank) {
+TEST(Aggregator, WrongTokenGivesSameMessageOnEveryRank) {
   Serving server("127.0.0.1:0", 1, token_of(1));
   const std::string right = token_file("right", token_of(1)),
                     wrong = token_file("wrong", token_of(2));
@@ -263,7 +263,7 @@ TEST(Aggregator, AWrongTokenIsOneMessageOnEveryRank) {
   std::remove(wrong.c_str());
 }
 
-TEST(Aggregator, TagsOverPayloadsWhereTheServerWantsThem) {
+TEST(Aggregator, PayloadsAreTaggedIfServerRequiresIt) {
   Serving server("127.0.0.1:0", 1, {}, true);
   AggregatorOptions options;
   options.servers = {server.address()};
@@ -284,7 +284,7 @@ TEST(Aggregator, MulticastChangesNoBit) {
   expect_same(by_server("thc", 3, 3, options, kNothing), by_engine("thc", 3, 3));
 }
 
-TEST(Aggregator, NoServerThereIsToldWithItsAddress) {
+TEST(Aggregator, MissingServerIsReportedWithItsAddress) {
   const std::string address = "127.0.0.1:9";  // a port that nobody is given
   const auto errors = refusals(2, [&](uint32_t) {
     AggregatorOptions options;
@@ -298,7 +298,7 @@ TEST(Aggregator, NoServerThereIsToldWithItsAddress) {
   }
 }
 
-TEST(Aggregator, OptionsThatCannotBeAreRefused) {
+TEST(Aggregator, ImpossibleOptionsAreRefused) {
   LoopbackHub hub(1);
   const auto message = [&](const AggregatorOptions& options) {
     auto engine = AggregatorEngine::create(hub.engine(0), options);
@@ -325,7 +325,7 @@ TEST(Aggregator, OptionsThatCannotBeAreRefused) {
 }
 
 /// A quorum of 0.28 is 7 of 25 ranks: with 18 that never come sums would wait for one more.
-TEST(Aggregator, AQuorumCountsWholeRanks) {
+TEST(Aggregator, QuorumCountsWholeRanks) {
   for (const auto& [quorum, world, needed] :
        {std::tuple(0.28, 25U, 7U), {0.75, 4U, 3U}, {0.76, 4U, 4U}, {0.0, 4U, 1U}, {1.0, 64U, 64U}})
     EXPECT_EQ(aggregator_quorum(quorum, world), needed) << quorum << " of " << world;

@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(AggregatorStep, HandsGranulesOn) {
+TEST(AggregatorStep, StepPassesBlocksOn) {
   const std::vector<uint8_t> payload(5);
   std::vector<uint8_t> room(7);
   const std::vector<Contribution> out{{payload, 9, 8, kGranuleValues}, {{}, 10, 11, kGranuleEmpty}};
@@ -98,7 +98,7 @@ class CAggregator : public testing::Test {
                 1U << LACONIC_F32 | 1U << LACONIC_I32, true}};
 };
 
-TEST_F(CAggregator, AddsWhatSessionsAskFor) {
+TEST_F(CAggregator, ServerAddsForSessions) {
   EXPECT_NE(std::string(laconic_session_explain(world_.ranks[0].session)).find("server_sum"),
             std::string::npos);
   join_all();
@@ -129,7 +129,7 @@ TEST_F(CAggregator, AddsWhatSessionsAskFor) {
   }
 }
 
-TEST_F(CAggregator, CanBeInterruptedFromAnotherThread) {
+TEST_F(CAggregator, ServerIsInterruptedFromAnotherThread) {
   join_all();
   laconic_aggregator* const alone = world_.ranks[0].aggregator;
   std::vector<uint8_t> room(4 * 32);
@@ -160,7 +160,7 @@ TEST_F(CAggregator, CanBeInterruptedFromAnotherThread) {
       << laconic_last_message();
 }
 
-TEST_F(CAggregator, RefusesWhatCannotBe) {
+TEST_F(CAggregator, ServerRefusesImpossibleOptions) {
   const auto refused = [&](auto change) {
     laconic_aggregator_options o = options();
     change(o);
@@ -200,7 +200,7 @@ TEST_F(CAggregator, RefusesWhatCannotBe) {
   laconic_aggregator_close(idle, 0);
 }
 
-TEST_F(CAggregator, ASessionSaysWhatItsOptionsLack) {
+TEST_F(CAggregator, SessionNamesMissingOptions) {
   laconic_session_options o = world_.options(0);
   laconic_session* made = nullptr;
   o.aggregates = 2;

@@ -140,7 +140,7 @@ struct Rank {
   int32_t inside = 0;
 };
 
-TEST(CDriver, GivesMeansInTheOrderOfSubmissionAndDrainsWithinAStep) {
+TEST(CDriver, MeansComeInOrderOfSubmissionAndDrainWithinAStep) {
   LoopbackHub hub(kWorld);
   on_all(kWorld, [&](uint32_t r) {
     Rank rank(hub, r);
@@ -170,7 +170,7 @@ TEST(CDriver, GivesMeansInTheOrderOfSubmissionAndDrainsWithinAStep) {
   });
 }
 
-TEST(CDriver, AFailureOfOneRankIsToldOnAllOfThem) {
+TEST(CDriver, FailureOfOneRankIsReportedOnAll) {
   LoopbackHub hub(kWorld);
   on_all(kWorld, [&](uint32_t r) {
     Rank rank(hub, r);
@@ -186,7 +186,7 @@ TEST(CDriver, AFailureOfOneRankIsToldOnAllOfThem) {
   });
 }
 
-TEST(CDriver, WhatOneRankCannotBeginIsOneMessage) {
+TEST(CDriver, RankThatCannotBeginGivesOneMessage) {
   LoopbackHub hub(kWorld);
   std::vector<std::string> said(kWorld);
   on_all(kWorld, [&](uint32_t r) {
@@ -205,7 +205,7 @@ TEST(CDriver, WhatOneRankCannotBeginIsOneMessage) {
   EXPECT_EQ(said[1], said[0]);
 }
 
-TEST(CDriver, SettingsAreReplacedOnAllRanksOrOnNone) {
+TEST(CDriver, SettingsAreReplacedOnAllRanksOrNone) {
   LoopbackHub hub(kWorld);
   on_all(kWorld, [&](uint32_t r) {
     Rank rank(hub, r);
@@ -241,7 +241,7 @@ TEST(CDriver, SettingsAreReplacedOnAllRanksOrOnNone) {
 }
 
 /// With one batch in flight and a bucket that waits.
-TEST(CDriver, AnEngineThatFailsUndoesAllOfIt) {
+TEST(CDriver, EngineFailureUndoesAllExchanges) {
   LoopbackHub hub(kWorld);
   Rank rank(hub, 0, "topk:ratio=0.1");
   laconic_driver_options options{};
@@ -276,7 +276,7 @@ TEST(CDriver, AnEngineThatFailsUndoesAllOfIt) {
 }
 
 /// An interpreter's callback that was interrupted gives 0 and has done nothing.
-TEST(CDriver, ACallbackThatDidNothingHasFailed) {
+TEST(CDriver, CallbackThatDidNothingCountsAsFailed) {
   for (const bool starts : {true, false}) {
     LoopbackHub hub(kWorld);
     Rank rank(hub, 0, "topk:ratio=0.1");
@@ -303,7 +303,7 @@ TEST(CDriver, ACallbackThatDidNothingHasFailed) {
   }
 }
 
-TEST(CDriver, AForkedChildIsAnsweredAtOnceAndSendsNothing) {
+TEST(CDriver, ForkedChildGetsErrorAtOnceAndSendsNothing) {
   LoopbackHub hub(kWorld);
   Rank ranks[] = {{hub, 0}, {hub, 1}};
   on_all(kWorld, [&](uint32_t r) { ranks[r].agree(); });

@@ -29,7 +29,7 @@ std::vector<std::vector<float>> shaped(uint32_t world, uint64_t n, uint64_t step
 
 class Growing : public testing::TestWithParam<std::tuple<StrategyKind, uint32_t>> {};
 
-TEST_P(Growing, OverflowRepeatsAndGivesTheSameBits) {
+TEST_P(Growing, OverflowIsRepeatedWithSameBits) {
   const auto [strategy, world] = GetParam();
   const test::Setup setup{"3lc+noef", world, kModel, strategy, 64, 1, kAllSums};
   Ranks settled(setup);
@@ -56,7 +56,7 @@ TEST_P(Growing, OverflowRepeatsAndGivesTheSameBits) {
   }
 }
 
-TEST_P(Growing, SteadyStateTravelsAtAboutItsLength) {
+TEST_P(Growing, SteadyStateSendsAboutActualLength) {
   const auto [strategy, world] = GetParam();
   Ranks group({"3lc:s=1.75", world, kModel, strategy, 64, 1, kAllSums});
   const Layout layout = back_to_back(kModel, {0, 1, 2, 3});
@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values(StrategyKind::gather_all, StrategyKind::two_shot),
                      testing::ValuesIn(kOneWorld ? std::vector{2U} : std::vector{2U, 5U})));
 
-TEST_P(Growing, ShortSendsTravelExactlyAndGiveTheSameBits) {
+TEST_P(Growing, ShortSendsAreExactAndKeepBits) {
   const auto [strategy, world] = GetParam();
   Ranks predicted({"3lc", world, kModel, strategy, 64, 1, kAllSums});
   Ranks exact({"3lc", world, kModel, strategy, 64, 1, kAllSums, true});
@@ -99,7 +99,7 @@ TEST_P(Growing, ShortSendsTravelExactlyAndGiveTheSameBits) {
   EXPECT_EQ(counters.wire_bytes, exact.hub().sent_bytes(0)) << "counted is what is sent";
 }
 
-TEST(ExactSizes, NeverTakeAnExtraRound) {
+TEST(ExactSizes, ExactSizesNeedNoExtraRound) {
   for (const auto& [spec, strategy, rounds] :
        {std::tuple{"topk:ratio=0.1", StrategyKind::gather_all, 1U},
         std::tuple{"int8", StrategyKind::two_shot, 2U},

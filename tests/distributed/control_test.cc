@@ -93,7 +93,7 @@ double kept(Ranks& group) {
   return sum / group.world();
 }
 
-TEST_P(Steered, ReplicasStayTheSameAndNothingIsLost) {
+TEST_P(Steered, ReplicasStayEqualAndNothingIsLost) {
   Ranks group(setup(of(), world()));
   const Layout layout = back_to_back(model(), kAll);
   const bool conserves = group.session(0).model().spec().memory().kind == MemoryKind::residual;
@@ -122,7 +122,7 @@ TEST_P(Steered, ReplicasStayTheSameAndNothingIsLost) {
 }
 
 /// A schedule's step is the one in which the value holds, on every rank.
-TEST(Schedule, HoldsFromItsStepOn) {
+TEST(Schedule, SettingAppliesFromItsStep) {
   test::Setup made{"topk:ratio=0.05", 2, model(), StrategyKind::gather_all, 16};
   made.control = "schedule:0=0.04,3=0.2,4=0.1,9=0.01";
   Ranks group(made);
@@ -143,7 +143,7 @@ TEST(Schedule, HoldsFromItsStepOn) {
 
 /// The engine fails in the step in which a change comes into force, and in each batch of it: what
 /// was not delivered is in the residuals, whose plans are the new ones.
-TEST(Schedule, ALostPeerInTheStepOfAChangeLosesNothing) {
+TEST(Schedule, LostPeerInStepOfChangeLosesNothing) {
   const std::vector<Case> all{
       {"topk:ratio=0.05", StrategyKind::gather_all, "schedule:0=0.05,3=0.25"},
       {"topk:ratio=0.05", StrategyKind::two_shot, "schedule:0=0.05,3=0.25"},
@@ -217,7 +217,7 @@ TEST(Schedule, OtherSettingsAreRefused) {
 
 /// A step's payload is that of a session which never had another setting: only what is remembered
 /// differs. Without feedback, and with a codec that draws nothing from before, all bits are.
-TEST_P(Steered, AStepIsThatOfItsSetting) {
+TEST_P(Steered, StepUsesItsSetting) {
   const Case c = of();
   const auto plain_spec = Spec::parse(c.spec + "+noef");
   if (!plain_spec || plain_spec->memory().kind != MemoryKind::none) return;
@@ -241,7 +241,7 @@ TEST_P(Steered, AStepIsThatOfItsSetting) {
   }
 }
 
-TEST_P(Steered, ContinuesFromWhatWasSaved) {
+TEST_P(Steered, SavedRunContinues) {
   const Layout layout = back_to_back(model(), kAll);
   const auto run = [&](Ranks& group, uint64_t from, uint64_t to) {
     std::vector<std::vector<float>> last;
@@ -328,7 +328,7 @@ class Dc2 : public testing::Test {
   double late_ = 0;
 };
 
-TEST_F(Dc2, FollowsTheNetwork) {
+TEST_F(Dc2, DecisionsFollowNetwork) {
   Ranks group(steered("dc2"));
   run(group, 60, 1e6);
   const double start = ratio(group);
@@ -346,7 +346,7 @@ TEST_F(Dc2, FollowsTheNetwork) {
 }
 
 /// A slow rank is not a slow network.
-TEST_F(Dc2, AStragglerMovesNothing) {
+TEST_F(Dc2, StragglerChangesNoDecision) {
   Ranks group(steered("dc2"));
   run(group, 60, 1e6);
   const double start = ratio(group);
@@ -355,7 +355,7 @@ TEST_F(Dc2, AStragglerMovesNothing) {
   EXPECT_GT(ratio(group), start / 1.5);
 }
 
-TEST_F(Dc2, RefusalsAreSentences) {
+TEST_F(Dc2, RefusalsAreCompleteMessages) {
   const auto refused = [&](const std::string& spec, const std::string& control,
                            std::vector<Rule> rules = {}, uint64_t small_elements = 16) {
     collective::Options o;
@@ -385,7 +385,7 @@ TEST_F(Dc2, RefusalsAreSentences) {
   EXPECT_NE(refused("topk", "", {own}).find("nothing to move"), std::string::npos);
 }
 
-TEST_F(Dc2, DamagedStateIsRefusedOnEveryRankAndTheNextStepGoesOn) {
+TEST_F(Dc2, DamagedStateIsRefusedOnAllRanksAndTrainingContinues) {
   Ranks group(steered("dc2"));
   run(group, 3, 1e6);
   for (uint32_t r = 0; r < kWorld; ++r) {

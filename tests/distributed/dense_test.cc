@@ -132,7 +132,7 @@ uint64_t bytes_sent(Clocked& group) { return group.session(0).stats().counters.w
 /// It holds by then: the deadline is far, two updates reach the maximum, residuals go out.
 constexpr uint64_t kTaken = 20;
 
-TEST_P(Dense, IsTakenAtTheMaximumAndLeftWhenItNoLongerFits) {
+TEST_P(Dense, DenseStartsAtMaximumAndEndsWhenItNoLongerFits) {
   Clocked group(with(kLaw), slow_from_40);
   auto means = group.steps(0, kTaken);
   for (uint32_t r = 0; r < kWorld; ++r) ASSERT_TRUE(uncompressed(group, r));
@@ -159,7 +159,7 @@ TEST_P(Dense, IsTakenAtTheMaximumAndLeftWhenItNoLongerFits) {
 }
 
 /// The parts are as many as the residuals are larger than the gradients, and equal.
-TEST_P(Dense, ReleasesResidualsInParts) {
+TEST_P(Dense, DenseReleasesResidualsInParts) {
   Clocked group(with(kLaw, file("parts.jsonl")), fast);
   std::vector<double> norms;
   std::vector<bool> dense;
@@ -188,7 +188,7 @@ TEST_P(Dense, ReleasesResidualsInParts) {
 }
 
 /// What has not gone out when the network slows down waits in the residual.
-TEST_P(Dense, IsLeftInTheMiddleOfARelease) {
+TEST_P(Dense, DenseMayEndMidRelease) {
   test::Setup setup = with("replay:" + file_of("middle.jsonl"));
   {
     Clocked first(with(kLaw, file("middle.jsonl")), slow_from_16);
@@ -213,7 +213,7 @@ TEST_P(Dense, IsLeftInTheMiddleOfARelease) {
   expect_balance(group, means);
 }
 
-TEST_P(Dense, IsReplayedAndResumedBitForBit) {
+TEST_P(Dense, ReplayAndResumeGiveSameBits) {
   const std::string record = file("run.jsonl");
   Clocked first(with(kLaw, record), slow_from_40);
   const auto means = first.steps(0, 60);
@@ -231,7 +231,7 @@ TEST_P(Dense, IsReplayedAndResumedBitForBit) {
 }
 
 /// Decided by its own law, too.
-TEST_P(Dense, GoesOnFromWhatWasSaved) {
+TEST_P(Dense, SavedRunContinues) {
   Clocked whole(with(kLaw), slow_from_40);
   const auto means = whole.steps(0, 60);
   Clocked killed(with(kLaw), slow_from_40);
@@ -245,7 +245,7 @@ TEST_P(Dense, GoesOnFromWhatWasSaved) {
   EXPECT_FALSE(uncompressed(resumed));
 }
 
-TEST_P(Dense, AStepThatFailsKeepsTheGradient) {
+TEST_P(Dense, FailedStepKeepsGradient) {
   Clocked group(with(kLaw), fast);
   group.steps(0, 30);
   ASSERT_TRUE(uncompressed(group));
@@ -260,7 +260,7 @@ TEST_P(Dense, AStepThatFailsKeepsTheGradient) {
 }
 
 /// Ranks that ask for a flush are heard, although there is nothing to flush.
-TEST_P(Dense, AFlushEnds) {
+TEST_P(Dense, FlushEnds) {
   Clocked group(with(kLaw), fast);
   group.steps(0, 30);
   ASSERT_TRUE(group.session(2).flush(2));
@@ -353,7 +353,7 @@ double residuals(Clocked& group, bool of_a) {
   return sum;
 }
 
-TEST_P(DenseWithRules, TurnsOneRuleAndLeavesTheOtherAsItIs) {
+TEST_P(DenseWithRules, OneRuleSwitchesAndOtherStays) {
   Clocked group(with(kLaw), slow_from_40);
   Clocked fixed(with("fixed", file("fixed.jsonl")), slow_from_40);
   auto means = group.steps(0, kTaken);
@@ -378,7 +378,7 @@ TEST_P(DenseWithRules, TurnsOneRuleAndLeavesTheOtherAsItIs) {
   expect_balance(group, means);
 }
 
-TEST_P(DenseWithRules, IsReplayedAndResumedBitForBit) {
+TEST_P(DenseWithRules, ReplayAndResumeGiveSameBits) {
   const std::string record = file("run.jsonl");
   Clocked first(with(kLaw, record), slow_from_40);
   const auto means = first.steps(0, 60);
@@ -414,7 +414,7 @@ void expect_kept(Clocked& group, Step step) {
     ASSERT_NEAR(found[i], before[i] + lost[i], 1e-6) << i;
 }
 
-TEST_P(DenseWithRules, AStepThatFailsKeepsTheGradient) {
+TEST_P(DenseWithRules, FailedStepKeepsGradient) {
   Clocked group(with(kLaw), fast);
   group.steps(0, 30);
   ASSERT_EQ(uncompressed_rules(group), 1);
@@ -422,7 +422,7 @@ TEST_P(DenseWithRules, AStepThatFailsKeepsTheGradient) {
   expect_turned(group, group.steps(31, 32)[0], 31);
 }
 
-TEST_P(DenseWithRules, ALostPeerLosesNothing) {
+TEST_P(DenseWithRules, LostPeerLosesNothing) {
   Clocked group(with(kLaw), fast);
   group.steps(0, 30);
   ASSERT_EQ(uncompressed_rules(group), 1);
@@ -430,7 +430,7 @@ TEST_P(DenseWithRules, ALostPeerLosesNothing) {
 }
 
 /// In what has turned, and in the rest: the whole bucket goes uncompressed and nothing moves.
-TEST_P(DenseWithRules, WhatIsNotFiniteTakesTheWholeBucketUncompressed) {
+TEST_P(DenseWithRules, NonFiniteGradientSendsWholeBucketUncompressed) {
   Clocked group(with(kLaw), fast);
   group.steps(0, 30);
   ASSERT_EQ(uncompressed_rules(group), 1);
@@ -455,7 +455,7 @@ TEST_P(DenseWithRules, WhatIsNotFiniteTakesTheWholeBucketUncompressed) {
 }
 
 /// What was to go out in a step that was not finite stays, and goes out with the next parts.
-TEST_P(DenseWithRules, AReleaseOutlivesAStepThatIsNotFinite) {
+TEST_P(DenseWithRules, ReleaseSurvivesNonFiniteStep) {
   Clocked group(with(kLaw), fast);
   uint64_t step = 0;
   while (group.session(0).stats().flush_steps_left == 0 && step < kTaken)
@@ -473,7 +473,7 @@ TEST_P(DenseWithRules, AReleaseOutlivesAStepThatIsNotFinite) {
   EXPECT_EQ(group.session(0).stats().flush_steps_left, 0U);
 }
 
-TEST_P(DenseWithRules, AFlushEmptiesTheOthersResiduals) {
+TEST_P(DenseWithRules, FlushEmptiesOtherResiduals) {
   Clocked group(with(kLaw), fast);
   group.steps(0, 30);
   ASSERT_EQ(uncompressed_rules(group), 1);
@@ -506,7 +506,7 @@ test::Setup two_laws(const std::string& record = "") {
 }
 
 /// Both have turned, one after the other: the bucket goes as a whole.
-TEST(DenseRules, TurnOneAfterTheOther) {
+TEST(DenseRules, RulesSwitchOneByOne) {
   const std::string record = testing::TempDir() + "laconic_two_laws.jsonl";
   std::remove(record.c_str());
   Clocked group(two_laws(record), fast);
@@ -527,7 +527,7 @@ TEST(DenseRules, TurnOneAfterTheOther) {
 }
 
 /// There is room for either, not for both.
-TEST(DenseRules, DoNotTakeTheSameRoom) {
+TEST(DenseRules, OnlyOneRuleTakesSpareBandwidth) {
   Clocked group(two_laws(), [](uint64_t /*step*/) { return 2.2e6; });
   int most = 0;
   for (uint64_t step = 0; step < 80; ++step) {
@@ -539,7 +539,7 @@ TEST(DenseRules, DoNotTakeTheSameRoom) {
 }
 
 /// A rule that compresses nothing is no other.
-TEST(DenseRules, BesideOneThatCompressesNothing) {
+TEST(DenseRules, RuleWithoutCompressionIsNotCounted) {
   test::Setup setup = two_laws();
   setup.rules = {rule("a.*", "none")};
   Clocked group(setup, fast);
@@ -549,7 +549,7 @@ TEST(DenseRules, BesideOneThatCompressesNothing) {
 }
 
 /// 16-bit gradients: lanes are float32, and the mean is rounded once.
-TEST(DenseRules, TakeGradientsOf16Bits) {
+TEST(DenseRules, GradientsOf16BitsAreAccepted) {
   test::Setup setup = two_laws();
   setup.rules[0].control = "fixed";
   setup.control = "dc2:deadline_ms=1000000,max=0.06";
@@ -578,7 +578,7 @@ TEST(DenseRules, TakeGradientsOf16Bits) {
 }
 
 /// Its sums are the engine's: saved state holds the buckets.
-TEST(DenseWithRules, TheLayoutMattersWhereFloat32MayBeTaken) {
+TEST(DenseWithRules, LayoutMattersIfFloat32IsAllowed) {
   test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 16};
   for (const auto& [control, matters] : {std::pair{kLaw, true}, {"aimd", false}, {"", false}}) {
     setup.control = control;
@@ -587,7 +587,7 @@ TEST(DenseWithRules, TheLayoutMattersWhereFloat32MayBeTaken) {
   }
 }
 
-TEST(DenseWithoutFeedback, HasNothingToRelease) {
+TEST(DenseWithoutFeedback, NothingNeedsRelease) {
   test::Setup setup{"topk:ratio=0.05+noef", kWorld, kModel, StrategyKind::gather_all, 16};
   setup.control = kLaw;
   Clocked group(setup, fast);
@@ -597,7 +597,7 @@ TEST(DenseWithoutFeedback, HasNothingToRelease) {
 }
 
 /// A flush of the user's is float32 for some steps, which says nothing about the setting.
-TEST(Laws, DoNotHearOfAFlush) {
+TEST(Laws, FlushIsHiddenFromPolicies) {
   test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 16};
   setup.control = "dc2:deadline_ms=20,max=0.05";
   Clocked group(setup, [](uint64_t /*step*/) { return 6e5; });  // 14 ms; float32: 105 ms

@@ -43,7 +43,7 @@ std::string refusal(const std::string& spec, const std::string& down, Options o,
   return made ? "" : made.error().message + " | " + made.error().hint;
 }
 
-TEST(Down, OfAnotherStrategyOrOfSeveralRoundsIsRefusedByName) {
+TEST(Down, OtherStrategiesAndMultiRoundCodecsAreRefused) {
   EXPECT_EQ(refusal("3lc", "int8", options(4)), "");
   EXPECT_EQ(refusal("3lc", "int8", options(4, StrategyKind::two_shot)), "");
   EXPECT_EQ(refusal("3lc", "int8", options(1)), "");
@@ -72,7 +72,7 @@ TEST(Down, OfAnotherStrategyOrOfSeveralRoundsIsRefusedByName) {
   EXPECT_TRUE(refusal("3lc", "int9", options(4)).starts_with("down: ")) << "an unknown spec";
 }
 
-TEST(Down, IsTakenByTwoShotWhateverThePlannerWouldDo) {
+TEST(Down, TwoShotIsChosenOverPlanner) {
   for (const char* spec : {"topk:ratio=0.01", "none", "fp16", "int8"}) {
     const auto made = Session::create(spec, kModel, options(2), {}, {}, {}, "3lc");
     ASSERT_TRUE(made) << made.error().message;
@@ -86,7 +86,7 @@ TEST(Down, IsTakenByTwoShotWhateverThePlannerWouldDo) {
   EXPECT_TRUE((*made)->model().assignment(0).raw);
 }
 
-TEST(Down, IsNotForRulesThatHaveASpecOfTheirOwn) {
+TEST(Down, RulesWithOwnSpecIgnoreDownSpec) {
   Rule still;
   still.match = "c";
   const auto made = Session::create("3lc", kModel, options(4),
@@ -99,7 +99,7 @@ TEST(Down, IsNotForRulesThatHaveASpecOfTheirOwn) {
   EXPECT_EQ(model.spec(2, 1).canonical(), "int8") << "a rule without one has the call's";
 }
 
-TEST(Down, RangesAreOfGranulesOfBoth) {
+TEST(Down, RangesAlignToBlocksOfBothCodecs) {
   const auto made = Session::create("3lc", {{"w", 20000, 1}, {"few", 3000, 1}}, options(3), {}, {},
                                     {}, "int8:block=256");
   ASSERT_TRUE(made) << made.error().message;
@@ -111,7 +111,7 @@ TEST(Down, RangesAreOfGranulesOfBoth) {
   EXPECT_EQ(whole.pieces.size(), 1U) << "3000 elements are not 3 times 1280";
 }
 
-TEST(Down, PredictedBytesAreThoseOfBothLegs) {
+TEST(Down, PredictedBytesCoverBothDirections) {
   const auto sent = [](const std::string& spec, const std::string& down) {
     auto group = Ranks(setup(spec, down, 4));
     auto g = gradients(4, kWhole.elements, 1);
@@ -130,7 +130,7 @@ TEST(Down, PredictedBytesAreThoseOfBothLegs) {
   EXPECT_GT(both, 9 * sent("int8:block=64", "int8:block=64").first / 4) << found;
 }
 
-TEST(Down, IsPartOfTheAgreementAndTheSavedState) {
+TEST(Down, AgreementAndSavedStateIncludeDownSpec) {
   const auto header = [](const std::string& spec, const std::string& down) {
     return (*Session::create(spec, kModel, options(2, StrategyKind::two_shot), {}, {}, {}, down))
         ->active()
@@ -183,7 +183,7 @@ TEST(Down, SavedStateContinuesBitForBit) {
   }
 }
 
-TEST(Down, IsExplained) {
+TEST(Down, ExplainNamesDownSpec) {
   Ranks group(setup("3lc", "int8"));
   const std::string told = session::explain(group.session(0));
   EXPECT_NE(told.find(R"("spec": "3lc", "down": "int8")"), std::string::npos) << told;
@@ -194,7 +194,7 @@ TEST(Down, IsExplained) {
 }
 
 /// What a law moves is the spec of the contributions.
-TEST(Down, StaysWhereALawMovesTheSpec) {
+TEST(Down, DownSpecStaysWhenPolicyMovesSpec) {
   test::Setup made = setup("topk:ratio=0.05", "topk:ratio=0.5");
   made.control = "schedule:0=0.05,2=0.2,4=0.01";
   Ranks group(made);
@@ -224,7 +224,7 @@ std::string set(Ranks& group, const session::Change& change) {
 }
 
 /// What came in less what went out is held, whatever is set in between.
-TEST(Down, ResidualsOutliveASet) {
+TEST(Down, ResidualsSurviveSet) {
   Ranks group(setup("int8", "3lc"));
   std::vector<double> owed(kWhole.elements);
   uint64_t step = 0;
@@ -281,7 +281,7 @@ class Shifting final : public Engine {
   Engine* engine_;
 };
 
-TEST(Down, APayloadOverTheBoundOfTheWayDownIsRefused) {
+TEST(Down, PayloadOverBoundOfWayDownIsRefused) {
   Ranks group(setup("none", "int8:block=64"));
   auto g = gradients(3, kWhole.elements, 1);
   std::vector<Result<void>> results(3);

@@ -59,7 +59,7 @@ std::string together(const std::vector<uint64_t>& sizes, const char* spec, Strat
   return text;
 }
 
-TEST(Joining, GroupsWrittenOut) {
+TEST(Joining, GroupsMatchExamples) {
   using S = StrategyKind;
   // 3lc: a fifth of a byte an element; int8: one and a few; none: four.
   const auto g = S::gather_all;
@@ -79,7 +79,7 @@ TEST(Joining, GroupsWrittenOut) {
 }
 
 /// Once more, from the end: a group goes on until it is full or the next one is not for it.
-TEST(Joining, GroupsOfAnySizes) {
+TEST(Joining, GroupsOfAnySizesAreFormed) {
   std::mt19937 random(5);
   const auto one_of = [&](std::initializer_list<uint64_t> choices) {
     return *(choices.begin() + random() % choices.size());
@@ -107,7 +107,7 @@ TEST(Joining, GroupsOfAnySizes) {
   }
 }
 
-TEST(Joining, WhatBelongsToSomethingElseDoesNotComeAlong) {
+TEST(Joining, UnrelatedBucketsStaySeparate) {
   const auto model = model_of({100, 100});
   auto session = *Session::create("3lc", model, options_of(0, 2, StrategyKind::gather_all));
   Joining joining(session->model());
@@ -119,7 +119,7 @@ TEST(Joining, WhatBelongsToSomethingElseDoesNotComeAlong) {
   EXPECT_FALSE(joining.goes_with({second, DType::f32, 8}));
 }
 
-TEST(Joining, OneRankAndAServerJoinNothing) {
+TEST(Joining, OneRankAndServerJoinNothing) {
   const auto model = model_of({100, 100});
   const Layout layout = back_to_back(model, {0});
   auto alone = *Session::create("3lc", model, options_of(0, 1, StrategyKind::automatic));
@@ -226,7 +226,7 @@ std::vector<Run> run(const char* spec, StrategyKind strategy, bool joins, DType 
 }
 
 /// The hub adds in rank order, so that nothing depends on what lies beside what.
-TEST(Driver, TogetherOrApartNoBitChanges) {
+TEST(Driver, JoinedOrSeparateBucketsHaveSameBits) {
   using S = StrategyKind;
   for (const auto& [spec, strategy, dtype] : std::vector<std::tuple<const char*, S, DType>>{
            {"3lc", S::two_shot, DType::f32},
@@ -249,7 +249,7 @@ TEST(Driver, TogetherOrApartNoBitChanges) {
 }
 
 /// Half of a step, then the other half: the means are there in between, and the step goes on.
-TEST(Driver, DrainEndsWhatIsInFlightAndNotTheStep) {
+TEST(Driver, DrainEndsExchangesButNotStep) {
   constexpr uint32_t kWorld = 2;
   LoopbackHub hub(kWorld);
   const auto model = model_of({400, 300, 200, 100});
@@ -288,7 +288,7 @@ double sum_of(const Session& session, uint32_t p) {
 
 /// One of three that travel together does not come on one rank: all ranks have one message, the
 /// gradients of the others go into the residuals, and the next step goes on.
-TEST(Driver, ABucketThatDoesNotComeTakesTheOthersAlongAndLosesNone) {
+TEST(Driver, MissingBucketFailsOthersAndLosesNone) {
   constexpr uint32_t kWorld = 2;
   LoopbackHub hub(kWorld);
   const auto model = model_of({400, 300, 200});
@@ -326,7 +326,7 @@ TEST(Driver, ABucketThatDoesNotComeTakesTheOthersAlongAndLosesNone) {
 }
 
 /// The engine fails in each batch in turn, with more in flight and some waiting.
-TEST(Driver, WhenTheEngineFailsAllOfItGoesIntoTheResiduals) {
+TEST(Driver, EngineFailureReturnsAllToResiduals) {
   constexpr uint32_t kWorld = 2;
   const auto model = model_of({400, 300, 66000, 200, 100});
   int64_t batches = 1;
@@ -373,7 +373,7 @@ TEST(Driver, WhenTheEngineFailsAllOfItGoesIntoTheResiduals) {
 }
 
 /// An iteration that was broken off leaves some of its buckets to the next one, of the same step.
-TEST(Driver, WhatWaitsIsUndoneWithTheRest) {
+TEST(Driver, QueuedBucketsAreUndoneWithOthers) {
   const auto model = model_of({400, 300});
   LoopbackHub hub(2);
   auto session =
@@ -390,7 +390,7 @@ TEST(Driver, WhatWaitsIsUndoneWithTheRest) {
 }
 
 /// Of layouts that come neither in this step nor in the one before no buffer is kept.
-TEST(Driver, LayoutsOfNoFurtherUseAreFreed) {
+TEST(Driver, UnusedLayoutsAreFreed) {
   constexpr uint32_t kWorld = 2;
   LoopbackHub hub(kWorld);
   const auto model = model_of({400, 300, 200});
@@ -426,7 +426,7 @@ std::vector<uint8_t> state_of_rank(uint32_t rank) {
 
 /// What the release before the driver has saved after three steps of bf16+ef by native_sum: it goes
 /// on with its buckets apart, a new run joins them.
-TEST(Driver, AStateOfVersionOneLoadsAndItsBucketsStayApart) {
+TEST(Driver, StateOfVersionOneLoadsWithSeparateBuckets) {
   const std::vector<Parameter> model{{"a", 60, 50}, {"bias", 9, 1}, {"b", 40, 30}, {"c", 700, 1}};
   for (const bool old : {true, false}) {
     LoopbackHub hub(2);

@@ -129,7 +129,7 @@ TEST_P(ExchangeTest, ReplicasAreBitIdenticalAndNothingIsLost) {
   }
 }
 
-TEST_P(ExchangeTest, BucketsAreOnlyTransport) {
+TEST_P(ExchangeTest, BucketsChangeNoValue) {
   // Engine sums of floats may depend on the place in the buffer; the loopback adds in rank order,
   // so here they do not.
   Ranks one = ranks();
@@ -165,7 +165,7 @@ TEST_P(ExchangeTest, BucketsAreOnlyTransport) {
   }
 }
 
-TEST_P(ExchangeTest, NonFiniteGradientGoesOutUncompressedAndResidualsStay) {
+TEST_P(ExchangeTest, NonFiniteGradientIsSentUncompressedAndResidualsStay) {
   Ranks group = ranks();
   const Layout layout = back_to_back(ragged(), {0, 1, 2, 3, 4, 5, 6, 7});
   auto buffers = gradients(group.world(), layout.elements, 5);
@@ -212,7 +212,7 @@ TEST_P(ExchangeTest, NonFiniteGradientGoesOutUncompressedAndResidualsStay) {
 }
 
 /// One rank asks before step 2; step 3 and, in three parts, steps 4 and 5 drain.
-TEST_P(ExchangeTest, FlushSendsTheResidualAndEmptiesIt) {
+TEST_P(ExchangeTest, FlushSendsResidualAndEmptiesIt) {
   for (const uint64_t parts : {1U, 3U}) {
     Ranks group = ranks();
     const bool feedback = group.session(0).model().spec().feedback();
@@ -242,7 +242,7 @@ TEST_P(ExchangeTest, FlushSendsTheResidualAndEmptiesIt) {
   }
 }
 
-TEST_P(ExchangeTest, ALostPeerLosesNothing) {
+TEST_P(ExchangeTest, LostPeerLosesNothing) {
   Ranks group = ranks();
   const Layout layout = back_to_back(ragged(), {0, 1, 2, 3, 4, 5, 6, 7});
   auto buffers = gradients(group.world(), layout.elements, 1);
@@ -263,7 +263,7 @@ TEST_P(ExchangeTest, ALostPeerLosesNothing) {
   EXPECT_NEAR(residual_sum(group), kept + compressed, 1e-4);
 }
 
-TEST_P(ExchangeTest, OneRanksFailureIsEveryRanksSentence) {
+TEST_P(ExchangeTest, FailureOfOneRankGivesSameMessageOnAll) {
   Ranks group = ranks();
   const Layout layout = back_to_back(ragged(), {0, 1, 2, 3, 4, 5, 6, 7});
   auto buffers = gradients(group.world(), layout.elements, 1);

@@ -134,7 +134,7 @@ int64_t run(const std::string& spec, StrategyKind strategy, DType dtype, int64_t
 using Case = std::tuple<const char*, StrategyKind, DType>;
 class EngineFailure : public testing::TestWithParam<Case> {};
 
-TEST_P(EngineFailure, AtEveryCallLosesNothingAndEndsTheSession) {
+TEST_P(EngineFailure, FailureAtAnyCallLosesNothingAndEndsSession) {
   const auto& [spec, strategy, dtype] = GetParam();
   const int64_t calls = run(spec, strategy, dtype, -1);
   ASSERT_GT(calls, 20);

@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(All, Fixed,
                                          Case{"thc:block=256+noef", false}),
                          [](const auto& which) { return "spec" + std::to_string(which.index); });
 
-TEST_P(Fixed, EveryRankHoldsWhatTheOracleComputes) {
+TEST_P(Fixed, EveryRankMatchesOracle) {
   const auto [spec, feedback, decay] = GetParam();
   const auto sometimes = [](uint32_t rank, uint64_t exchange, uint64_t granule) {
     return rank != 0 && (rank * 5 + exchange * 3 + granule * 7) % 6 == 0;
@@ -190,7 +190,7 @@ TEST_P(Fixed, EveryRankHoldsWhatTheOracleComputes) {
   }
 }
 
-TEST(FixedPoint, InSteadyStateTheGroupCarriesNothing) {
+TEST(FixedPoint, SteadyStateSendsNothingThroughGroup) {
   Group group("thc:block=256", 3);
   std::vector<uint64_t> others;
   for (uint64_t step = 0; step < 6; ++step) {
@@ -204,7 +204,7 @@ TEST(FixedPoint, InSteadyStateTheGroupCarriesNothing) {
 }
 
 /// Also of parameters alone that no codec takes, and of a bucket without any.
-TEST(FixedPoint, BucketsOfSmallParametersAloneGoTheSameWay) {
+TEST(FixedPoint, BucketsOfSmallParametersUseFixedPoint) {
   Group group("thc:block=256", 3);
   const Layout small = back_to_back(kModel, {3, 0, 2});
   for (uint64_t step = 0; step < 4; ++step) {
@@ -219,7 +219,7 @@ TEST(FixedPoint, BucketsOfSmallParametersAloneGoTheSameWay) {
 }
 
 /// Half of a unit, which is at most 2^-18 of the largest magnitude.
-TEST(FixedPoint, AnElementIsOffByHalfAUnitAtMost) {
+TEST(FixedPoint, ElementErrorIsAtMostHalfAUnit) {
   for (const char* spec : {"thc:block=256", "thc:block=256+noef"}) {
     Group group(spec, 4);
     for (uint64_t step = 0; step < 5; ++step) {
@@ -256,7 +256,7 @@ TEST(FixedPoint, AnElementIsOffByHalfAUnitAtMost) {
 }
 
 /// Gradients are multiples of 2^-24 here, and so are sums of codes: all of them are exact.
-TEST(FixedPoint, WhatIsDeliveredAndWhatIsLeftIsWhatCameIn) {
+TEST(FixedPoint, DeliveredPlusResidualEqualsInput) {
   constexpr uint32_t kWorld = 4;
   const LeavesOut some = [](uint32_t rank, uint64_t exchange, uint64_t granule) {
     return rank != 0 && (rank + exchange * 3 + granule) % 3 == 0;
@@ -317,7 +317,7 @@ TEST(FixedPoint, SavedStateContinuesBitForBit) {
 }
 
 /// A loss scale multiplies ranges with the residuals: the same bits, times the scale.
-TEST(FixedPoint, RangesFollowTheLossScale) {
+TEST(FixedPoint, RangesFollowLossScale) {
   for (const float scale : {0x1p16F, 0x1p-12F, 1000.0F}) {
     Group plain("thc:block=256", 2), scaled("thc:block=256", 2);
     const bool exact = scale != 1000.0F;
@@ -340,7 +340,7 @@ TEST(FixedPoint, RangesFollowTheLossScale) {
   }
 }
 
-TEST(FixedPoint, RanksThatHoldOtherRangesAreTold) {
+TEST(FixedPoint, RanksWithDifferentRangesAreReported) {
   Group group("thc:block=256", 3);
   auto g = gradients(3, group.layout().elements, 1);
   expect_all(group.exchange(g, 0));
@@ -353,7 +353,7 @@ TEST(FixedPoint, RanksThatHoldOtherRangesAreTold) {
   }
 }
 
-TEST(FixedPoint, AFlushTakesWhatWasLeftOut) {
+TEST(FixedPoint, FlushSendsResidual) {
   const LeavesOut late = [](uint32_t rank, uint64_t exchange, uint64_t) {
     return rank == 1 && exchange == 1;
   };
@@ -385,7 +385,7 @@ TEST(FixedPoint, AFlushTakesWhatWasLeftOut) {
   EXPECT_EQ(group.session(1).stats().flushes, 1U);
 }
 
-TEST(FixedPoint, ARanksFailureIsToldOnAllAndNothingIsLost) {
+TEST(FixedPoint, FailureOfOneRankIsReportedOnAllAndLosesNothing) {
   for (const uint64_t when : {0U, 2U}) {
     Group group("thc:block=256", 3);
     for (uint64_t step = 0; step <= when; ++step) {
@@ -424,7 +424,7 @@ TEST(FixedPoint, ARanksFailureIsToldOnAllAndNothingIsLost) {
 }
 
 /// Its own call fails nevertheless, and it has the mean of the others.
-TEST(FixedPoint, AFailureThatNobodyHearsOfIsTheRanksOwn) {
+TEST(FixedPoint, FailureOfExcludedRankStaysWithIt) {
   const LeavesOut late = [](uint32_t rank, uint64_t exchange, uint64_t) {
     return rank == 1 && exchange == 2;
   };
@@ -458,7 +458,7 @@ TEST(FixedPoint, AFailureThatNobodyHearsOfIsTheRanksOwn) {
 }
 
 /// A sum is no longer than one of codes, so that blocks that fit the path's MTU still do.
-TEST(FixedPoint, GranulesAreAsLongAsThoseOfCodes) {
+TEST(FixedPoint, BlocksAreAsLongAsThoseOfQuantizedCodecs) {
   for (const auto& [spec, values] : {std::pair("thc", 256U),
                                      {"thc:lane=16", 512U},
                                      {"thc:block=8192,lane=16", 4096U},
@@ -472,7 +472,7 @@ TEST(FixedPoint, GranulesAreAsLongAsThoseOfCodes) {
 }
 
 /// The rank's trouble is in no sum: nobody hears of it, and nothing is lost.
-TEST(FixedPoint, ABurstThatNobodyHearsOfStaysInTheResidual) {
+TEST(FixedPoint, BurstOfExcludedRankStaysInResidual) {
   const LeavesOut late = [](uint32_t rank, uint64_t exchange, uint64_t) {
     return rank == 1 && exchange == 2;
   };
@@ -569,7 +569,7 @@ int64_t break_at(DType dtype, int64_t at) {
   return engines[1]->calls();
 }
 
-TEST(FixedPoint, AnEngineThatFailsAtAnyCallLosesNothing) {
+TEST(FixedPoint, EngineFailureAtAnyCallLosesNothing) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const int64_t calls = break_at(dtype, -1);
     EXPECT_GE(calls, 6 + 2 + 2 * 2);
@@ -597,7 +597,7 @@ class Shortening final : public Engine {
   Engine& inner_;
 };
 
-TEST(FixedPoint, SumsOfAnotherLengthAreOfNoUse) {
+TEST(FixedPoint, SumsOfOtherLengthAreRefused) {
   Group group("thc:block=256", 2);
   auto g = gradients(2, group.layout().elements, 1);
   const auto exact = exact_mean(g);

@@ -48,7 +48,7 @@ class Flush : public testing::TestWithParam<std::tuple<const char*, StrategyKind
 };
 
 /// Where an engine adds what ranks ask for, it adds bits.
-TEST_P(Flush, RanksThatAskForDifferentNumbersGetTheLargest) {
+TEST_P(Flush, LargestRequestOfAllRanksWins) {
   Ranks group = ranks();
   const bool summed = collective::sums_lanes(std::get<1>(GetParam()));
   step(group, 0);
@@ -58,7 +58,7 @@ TEST_P(Flush, RanksThatAskForDifferentNumbersGetTheLargest) {
   expect_left(group, summed ? 7 : 5);
 }
 
-TEST_P(Flush, AskedForInTheMiddleOfAStepStartsWithTheNext) {
+TEST_P(Flush, RequestMidStepTakesEffectNextStep) {
   Ranks group = ranks();
   step(group, 0, [&] { ASSERT_TRUE(group.session(1).flush(2)); });
   expect_left(group, 2);
@@ -73,7 +73,7 @@ TEST_P(Flush, AskedForInTheMiddleOfAStepStartsWithTheNext) {
   }
 }
 
-TEST_P(Flush, ADrainingFlushGoesOnAsItIsAndAnotherMayFollow) {
+TEST_P(Flush, DrainingFlushContinuesAndAnotherMayFollow) {
   Ranks group = ranks();
   ASSERT_TRUE(group.session(1).flush(3));
   step(group, 0);
@@ -92,7 +92,7 @@ TEST_P(Flush, ADrainingFlushGoesOnAsItIsAndAnotherMayFollow) {
 }
 
 /// A state saved in the middle of it goes on with it, bit for bit.
-TEST_P(Flush, IsPartOfSavedState) {
+TEST_P(Flush, FlushIsSavedInState) {
   Ranks group = ranks();
   Ranks resumed = ranks();
   ASSERT_TRUE(group.session(0).flush(3));
@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(All, Flush,
                                          std::tuple{"thc:block=256", StrategyKind::server_sum},
                                          std::tuple{"bf16+ef", StrategyKind::native_sum}));
 
-TEST(FlushWithoutFeedback, IsNothing) {
+TEST(FlushWithoutFeedback, FlushDoesNothing) {
   Ranks group({"topk:ratio=0.1+noef", kWorld, kModel, StrategyKind::gather_all, 64, 1, kAllSums});
   ASSERT_TRUE(group.session(0).flush(3));
   EXPECT_EQ(group.session(0).stats().flush_steps_left, 0U);

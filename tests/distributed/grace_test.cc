@@ -36,7 +36,7 @@ Floats outer(const Floats& a, const Floats& b) {
 }
 
 /// A new start in every step, on every rank its own; a decode that moves the state.
-TEST(Grace04, PowerSgdStartsAlikeStaysWarmAndDecodesPurely) {
+TEST(Grace04, PowerSgdStartsEqualStaysWarmAndDecodesPurely) {
   Ranks ranks({"powersgd:rank=1", 3, {{"w", 60, 40}}});
   const Layout layout = back_to_back(ranks.setup().parameters, {0});
   const Floats matrix = outer(normal_numbers(60, 1), normal_numbers(40, 2));
@@ -65,7 +65,7 @@ TEST(Grace04, PowerSgdStartsAlikeStaysWarmAndDecodesPurely) {
 }
 
 /// Indices by call, by a hash that anagrams share, from the program's own generator.
-TEST(Grace05, RandomKDependsOnSeedStepAndNameAlone) {
+TEST(Grace05, RandomKDependsOnlyOnSeedStepAndName) {
   const std::vector<Parameter> parameters{{"ab", 40, 25}, {"ba", 40, 25}};
   const auto sent = [&](const std::vector<uint32_t>& order) {
     Ranks ranks({"randomk:ratio=0.1+noef", 2, parameters});
@@ -177,7 +177,7 @@ TEST(Grace09, BucketsInDifferentOrdersAreRefusedOnEveryRank) {
 }
 
 /// Combinations that nobody had run.
-TEST(Grace12, EveryMethodMemoryAndStrategyWorksOrIsRefusedWithAReason) {
+TEST(Grace12, EveryMethodMemoryAndStrategyWorksOrIsRefused) {
   const std::vector<Parameter> parameters{{"w", 40, 25}, {"v", 300, 1}};
   const Layout layout = back_to_back(parameters, {0, 1});
   uint32_t ran = 0, refused = 0;
@@ -218,7 +218,7 @@ TEST(Grace12, EveryMethodMemoryAndStrategyWorksOrIsRefusedWithAReason) {
 }
 
 /// Padding that nobody had written.
-TEST(Grace13, TwoShotRepeatsItsBitsWhateverTheSize) {
+TEST(Grace13, TwoShotRepeatsItsBitsForAnySize) {
   const std::vector<Parameter> parameters{{"w", 1009, 1}};
   const Layout layout = back_to_back(parameters, {0});
   for (const std::string& spec : all_specs()) {
@@ -267,7 +267,7 @@ TEST(Grace21, PowerSgdGivesTheMeanAtEveryWorld) {
 
 /// Half of the votes against half, in many orders: weights of 1/n came out negative for up to half
 /// of them at 6, 10, 12, 14 and 18 ranks.
-TEST(Votes, ATieIsPlusOneInEveryOrderByEveryStrategy) {
+TEST(Votes, TieIsPlusOneInEveryOrderAndStrategy) {
   const std::vector<Parameter> parameters{{"w", 2000, 1}};
   for (const StrategyKind strategy : {StrategyKind::gather_all, StrategyKind::two_shot}) {
     for (const uint32_t world : {2U, 6U, 10U}) {

@@ -138,7 +138,7 @@ class Lying final : public Engine {
 
 /// Above the bound it is refused as it arrives; below it the repeat rounds are counted. Honest
 /// ranks never send what they do not have.
-TEST(HostileOwner, LengthsThatNobodySentAreRefused) {
+TEST(HostileOwner, UnsentLengthsAreRefused) {
   const Layout layout = back_to_back(kModel, {0, 1, 2});
   for (const uint64_t claimed : {uint64_t{1} << 30, uint64_t{1200}}) {
     Ranks group({"3lc", 3, kModel, StrategyKind::two_shot, 64, 1, kAllSums});
@@ -161,7 +161,7 @@ TEST(HostileOwner, LengthsThatNobodySentAreRefused) {
 }
 
 /// A rank that can only tell of its failure, and to which the others' answers arrive damaged.
-TEST(HostileStatus, ARankThatRefusesItsLayoutStopsWithTheOthers) {
+TEST(HostileStatus, RankThatRefusesLayoutStopsWithOthers) {
   const Layout outside{{0}, {1}, 3000};
   Ranks group({"3lc", 3, kModel, StrategyKind::two_shot, 64, 1, kAllSums});
   std::vector<float> buffers[3];

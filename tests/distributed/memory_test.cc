@@ -144,12 +144,12 @@ class NoMemory : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(NoMemory, ForANewLayoutIsToldOnEveryRank) {
+TEST_P(NoMemory, ShortageForNewLayoutIsReportedOnAllRanks) {
   EXPECT_GT(fail_each([](Ranks&, const Layout&) {}, {0, false, -1}), 5);
 }
 
 /// The same bucket had another layout before, which is enrolled.
-TEST_P(NoMemory, ForASecondLayoutIsToldOnEveryRank) {
+TEST_P(NoMemory, ShortageForSecondLayoutIsReportedOnAllRanks) {
   const DType dtype = std::get<2>(GetParam());
   const auto other = [&](Ranks& group, const Layout&) {
     std::vector<Result<void>> results(kWorld);
@@ -159,7 +159,7 @@ TEST_P(NoMemory, ForASecondLayoutIsToldOnEveryRank) {
   EXPECT_GT(fail_each(other, {1, false, -1}), 5);
 }
 
-TEST_P(NoMemory, IsNeverNeededOnceALayoutIsKnown) {
+TEST_P(NoMemory, KnownLayoutNeedsNoAllocation) {
   const DType dtype = std::get<2>(GetParam());
   const auto first = [&](Ranks& group, const Layout& layout) {
     std::vector<Result<void>> results(kWorld);
@@ -169,7 +169,7 @@ TEST_P(NoMemory, IsNeverNeededOnceALayoutIsKnown) {
 }
 
 /// A law's changes, up to the most that it may send and down again, and what follows from them.
-TEST(NoMemoryForChanges, IsEverNeeded) {
+TEST(NoMemoryForChanges, ChangesNeedNoAllocation) {
   struct Steered {
     const char* spec;
     StrategyKind strategy;
@@ -211,7 +211,7 @@ TEST(NoMemoryForChanges, IsEverNeeded) {
 }
 
 /// A new layout without memory, under a law: the settings are those of now again.
-TEST(NoMemoryForChanges, InANewLayoutMovesNoSetting) {
+TEST(NoMemoryForChanges, ShortageForNewLayoutChangesNoSetting) {
   const auto with = [] {
     test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 64};
     setup.control = "schedule:0=0.05,300=0.25";
@@ -234,7 +234,7 @@ TEST(NoMemoryForChanges, InANewLayoutMovesNoSetting) {
 }
 
 /// The words of a decision are all that a record may lack memory for: it ends, training goes on.
-TEST(NoMemoryForARecord, EndsItAlone) {
+TEST(NoMemoryForARecord, ShortageEndsOnlyTheRecord) {
   test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 64};
   setup.control = "schedule:0=0.05,5=0.25";
   setup.record = testing::TempDir() + "laconic_no_memory.jsonl";
@@ -256,7 +256,7 @@ TEST(NoMemoryForARecord, EndsItAlone) {
 
 /// Settings replaced by hand are all ranks' or nobody's: where an allocation of one rank fails, all
 /// go on as if nobody had asked.
-TEST(NoMemoryForASet, LeavesAllRanksWithWhatTheyHave) {
+TEST(NoMemoryForASet, ShortageLeavesSettingsOfAllRanks) {
   const test::Setup setup{"3lc", kWorld, kModel, StrategyKind::two_shot, 64};
   const Layout layout = back_to_back(kModel, {0, 1, 2});
   const auto run = [&](Ranks& group, uint64_t from, uint64_t to) {
@@ -307,7 +307,7 @@ TEST(NoMemoryForASet, LeavesAllRanksWithWhatTheyHave) {
   ADD_FAILURE() << "allocates without end";
 }
 
-TEST_P(NoMemory, InTheUncompressedWayOutIsToldOnEveryRank) {
+TEST_P(NoMemory, ShortageInUncompressedFallbackIsReportedOnAllRanks) {
   const DType dtype = std::get<2>(GetParam());
   const auto first = [&](Ranks& group, const Layout& layout) {
     std::vector<Result<void>> results(kWorld);
@@ -317,7 +317,7 @@ TEST_P(NoMemory, InTheUncompressedWayOutIsToldOnEveryRank) {
   EXPECT_EQ(fail_each(first, {1, true, -1}) > 0, feedback);
 }
 
-TEST_P(NoMemory, InADrainingStepIsToldOnEveryRank) {
+TEST_P(NoMemory, ShortageInDrainingStepIsReportedOnAllRanks) {
   const DType dtype = std::get<2>(GetParam());
   const auto until_drain = [&](Ranks& group, const Layout& layout) {
     std::vector<Result<void>> results(kWorld);
@@ -329,7 +329,7 @@ TEST_P(NoMemory, InADrainingStepIsToldOnEveryRank) {
 }
 
 /// laconic::Session, on one rank without memory: made, and averaging for the first and second time.
-TEST(PublicSessionMemory, IsToldOnEveryRank) {
+TEST(PublicSessionMemory, ShortageIsReportedOnAllRanks) {
   constexpr uint64_t kElements = 60 * 50 + 9 + 3000;
   constexpr int64_t kUntold = 10;  // cards and the engine's thread: without them nobody can be told
   for (int64_t failing = kUntold; failing < 500; ++failing) {
@@ -365,7 +365,7 @@ TEST(PublicSessionMemory, IsToldOnEveryRank) {
   ADD_FAILURE() << "allocates without end";
 }
 
-TEST(LoopbackMemory, IsNotNeededToEndAGroup) {
+TEST(LoopbackMemory, EndingGroupNeedsNoAllocation) {
   auto hub = std::make_unique<LoopbackHub>(2);
   countdown = 0;
   hub.reset();
@@ -375,7 +375,7 @@ TEST(LoopbackMemory, IsNotNeededToEndAGroup) {
 /// Buckets that travel together, on one rank without memory: in the first step, whose group is new,
 /// and in a second one with another group. Nothing is lost, and the third goes on; then no step
 /// takes any.
-TEST(PublicSessionMemory, OfJoinedBucketsIsToldOnEveryRank) {
+TEST(PublicSessionMemory, ShortageForJoinedBucketsIsReportedOnAllRanks) {
   const std::vector<std::vector<uint32_t>> orders[] = {{{0}, {1}, {2}}, {{2}, {1}, {0}}};
   for (const char* spec : {"topk:ratio=0.1", "powersgd:rank=2"}) {
     for (const size_t step : {size_t{0}, size_t{1}, size_t{2}}) {
@@ -445,7 +445,7 @@ uint64_t bytes_taken(uint32_t world, StrategyKind strategy, bool short_sends) {
 }
 
 /// Matrices of world x world once took 625 MB for one small bucket of 4,000 ranks.
-TEST(Memory, GrowsWithTheNumberOfRanksNotWithItsSquare) {
+TEST(Memory, UsageGrowsWithRanksNotTheirSquare) {
   for (const bool short_sends : {false, true}) {
     const uint64_t some = bytes_taken(1000, StrategyKind::two_shot, short_sends);
     const uint64_t many = bytes_taken(4000, StrategyKind::two_shot, short_sends);
@@ -481,7 +481,7 @@ Result<bool> step_with_turn(session::Driver& driver, const Layout& layout, uint6
 }
 
 /// In the first step, whose layout is new, and in the third.
-TEST(NoMemoryInATurn, IsToldOnEveryRankAndLeavesParametersAlike) {
+TEST(NoMemoryInATurn, ShortageIsReportedOnAllRanksAndParametersStayEqual) {
   const Layout layout = back_to_back(kModel, {0, 1, 2});
   for (const uint64_t poor_step : {uint64_t{0}, uint64_t{2}}) {
     int64_t failing = 0;

@@ -310,7 +310,7 @@ class OracleTest : public testing::TestWithParam<Case> {
   Oracle oracle_;
 };
 
-TEST_P(OracleTest, EveryRankHoldsWhatTheOracleComputes) {
+TEST_P(OracleTest, EveryRankMatchesOracle) {
   const uint32_t world = GetParam().world;
   auto values = fresh(1);  // step 0: pairs of ranks cancel out, so that a mean is zero
   for (uint32_t r = 0; r < world && world > 1; ++r) {
@@ -467,7 +467,7 @@ class Absent : public OracleTest {
   double size_ = 0;
 };
 
-TEST_P(Absent, RanksWithoutAGradientLoseAndOweNothing) {
+TEST_P(Absent, RanksWithoutGradientLoseAndOweNothing) {
   for (uint64_t number = 0; number < 12; ++number) ASSERT_NO_FATAL_FAILURE(run(number));
   const auto conserves = [](const std::string& text) {
     const auto spec = *Spec::parse(text);

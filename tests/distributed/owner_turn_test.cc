@@ -227,7 +227,7 @@ void compare_with_oracle(const std::string& spec, uint32_t world, const std::str
   }
 }
 
-TEST(OwnerTurn, MastersReplicasAndResidualsAreThoseOfPlainLoops) {
+TEST(OwnerTurn, MastersReplicasAndResidualsMatchPlainLoops) {
   for (const std::string& spec : specs_of_pushes()) compare_with_oracle(spec, 3);
   for (const char* spec : {"none", "3lc", "topk"}) compare_with_oracle(spec, 2);
   compare_with_oracle("3lc", 5);
@@ -247,7 +247,7 @@ std::vector<Floats> held(Ranks& ranks, const Trainer& trainer, uint32_t rank) {
 }
 
 /// The NaN lies in a range of the last bucket that one owner alone receives.
-TEST(OwnerTurn, NanInTheLastBucketNobodySteps) {
+TEST(OwnerTurn, NanInLastBucketSkipsStepOnAllRanks) {
   for (const char* spec : {"3lc", "none", "bf16", "int8+ef", "topk"}) {
     for (const size_t at : {size_t{3}, size_t{2900}}) {  // of `b`, which is small; of `w`
       SCOPED_TRACE(spec + std::string(" at ") + std::to_string(at));
@@ -315,7 +315,7 @@ void expect_nothing_lost(Ranks& ranks, std::deque<Trainer>& trainers, uint64_t s
   }
 }
 
-TEST(OwnerTurn, TroubleOfARankIsEveryRanksErrorAndNothingIsLost) {
+TEST(OwnerTurn, FailureOfOneRankIsErrorOnAllAndLosesNothing) {
   for (const bool in_turn : {false, true}) {
     Ranks ranks(setup_of("3lc", 3));
     std::deque<Trainer> trainers;
@@ -342,7 +342,7 @@ TEST(OwnerTurn, TroubleOfARankIsEveryRanksErrorAndNothingIsLost) {
   }
 }
 
-TEST(OwnerTurn, FlushPaysTheResidualsOfPushes) {
+TEST(OwnerTurn, FlushSendsResidualsOfPushes) {
   Ranks ranks(setup_of("topk:ratio=0.01", 3));
   std::deque<Trainer> trainers;
   for (uint32_t r = 0; r < 3; ++r) trainers.emplace_back(ranks, r);
@@ -386,7 +386,7 @@ TEST(OwnerTurn, SkippedStepOfAFlushLosesNoResidual) {
 }
 
 /// Masters are float32 whatever the parameters are.
-TEST(OwnerTurn, MastersOfBf16ReplicasAreThoseOfFloats) {
+TEST(OwnerTurn, MastersOfBf16ReplicasMatchThoseOfFloats) {
   Ranks halves(setup_of("3lc", 2)), floats(setup_of("3lc", 2));
   std::deque<Trainer> half, full;
   for (uint32_t r = 0; r < 2; ++r) {
@@ -406,7 +406,7 @@ TEST(OwnerTurn, MastersOfBf16ReplicasAreThoseOfFloats) {
   }
 }
 
-TEST(OwnerTurn, Bf16ReplicasStayAlikeAndFollowTheMasters) {
+TEST(OwnerTurn, Bf16ReplicasStayEqualAndFollowMasters) {
   Ranks ranks(setup_of("3lc", 3));
   std::deque<Trainer> trainers;
   for (uint32_t r = 0; r < 3; ++r) trainers.emplace_back(ranks, r, DType::bf16);
@@ -439,7 +439,7 @@ TEST(OwnerTurn, Bf16ReplicasStayAlikeAndFollowTheMasters) {
 }
 
 /// Of every place in a step where a program may stop: before a push and behind a pull.
-TEST(OwnerTurn, ResumedRunGoesOnBitForBit) {
+TEST(OwnerTurn, ResumedRunContinuesBitForBit) {
   const auto setup = setup_of("3lc", 3);
   Ranks ranks(setup);
   std::deque<Trainer> trainers, resumed;
@@ -472,7 +472,7 @@ TEST(OwnerTurn, ResumedRunGoesOnBitForBit) {
   EXPECT_EQ(held(again, resumed[1], 1)[kModel.size()].size(), kModel[0].count());
 }
 
-TEST(OwnerTurn, MasterThatIsNotFiniteIsEveryRanksErrorAndNamesTheParameter) {
+TEST(OwnerTurn, NonFiniteMasterIsErrorOnAllRanksAndNamesParameter) {
   Ranks ranks(setup_of("3lc", 3));
   std::deque<Trainer> trainers;
   for (uint32_t r = 0; r < 3; ++r) trainers.emplace_back(ranks, r);
@@ -495,7 +495,7 @@ TEST(OwnerTurn, MasterThatIsNotFiniteIsEveryRanksErrorAndNamesTheParameter) {
   EXPECT_EQ(messages[2], messages[0]);
 }
 
-TEST(OwnerTurn, AnotherLossScaleLeavesMasters) {
+TEST(OwnerTurn, LossScaleLeavesMasters) {
   Ranks ranks(setup_of("3lc", 2));
   Trainer trainer(ranks, 0);
   const auto before = held(ranks, trainer, 0);
@@ -503,7 +503,7 @@ TEST(OwnerTurn, AnotherLossScaleLeavesMasters) {
   EXPECT_EQ(held(ranks, trainer, 0), before);
 }
 
-TEST(OwnerTurn, ParkedPushesOfABrokenEngineGoIntoTheResiduals) {
+TEST(OwnerTurn, ParkedPushesOfFailedEngineGoIntoResiduals) {
   Ranks ranks(setup_of("3lc", 2));
   std::deque<Trainer> trainers;
   for (uint32_t r = 0; r < 2; ++r) trainers.emplace_back(ranks, r);
@@ -538,7 +538,7 @@ class Tampering final : public Engine {
 };
 
 /// Collectives of the second step: two pushes, two pulls; of the first, two status rounds as well.
-TEST(OwnerTurn, DamagedPushIsEveryRanksErrorAndNothingIsLost) {
+TEST(OwnerTurn, DamagedPushIsErrorOnAllRanksAndLosesNothing) {
   Ranks ranks(setup_of("3lc", 3));
   Tampering tampering(ranks.hub().engine(1), 7);
   std::deque<Trainer> trainers;
@@ -560,7 +560,7 @@ TEST(OwnerTurn, DamagedPushIsEveryRanksErrorAndNothingIsLost) {
 }
 
 /// The others cannot know: this rank's parameters stand still where theirs move.
-TEST(OwnerTurn, DamagedPullIsThatRanksErrorAndNothingIsLost) {
+TEST(OwnerTurn, DamagedPullIsErrorOnItsRankAndLosesNothing) {
   Ranks ranks(setup_of("3lc", 3));
   Tampering tampering(ranks.hub().engine(1), 9);
   std::deque<Trainer> trainers;
@@ -577,7 +577,7 @@ TEST(OwnerTurn, DamagedPullIsThatRanksErrorAndNothingIsLost) {
 }
 
 /// A program that goes on without a turn, or after a failed one, does not lose its means.
-TEST(OwnerTurn, PullWithoutATurnIsAFailure) {
+TEST(OwnerTurn, PullWithoutTurnFails) {
   Ranks ranks(setup_of("3lc", 2));
   std::deque<Trainer> trainers;
   for (uint32_t r = 0; r < 2; ++r) trainers.emplace_back(ranks, r);
@@ -615,7 +615,7 @@ Result<bool> sgd(Sharded& sharded, std::vector<Floats>& values, uint64_t step,
   return stepped;
 }
 
-TEST(Sharded, TakesTheStepsOfOneRankThatHasAllGradients) {
+TEST(Sharded, StepsMatchOneRankWithAllGradients) {
   for (const uint32_t world : {1U, 3U}) {
     LoopbackHub hub(world);
     std::vector<std::vector<Floats>> values(world), exact(world);
@@ -661,7 +661,7 @@ TEST(Sharded, TakesTheStepsOfOneRankThatHasAllGradients) {
   }
 }
 
-TEST(Sharded, AnErrorOfATurnIsEveryRanks) {
+TEST(Sharded, ErrorInTurnIsReportedOnAllRanks) {
   LoopbackHub hub(3);
   on_all(3, [&](uint32_t r) {
     std::vector<Floats> values;
@@ -683,7 +683,7 @@ TEST(Sharded, AnErrorOfATurnIsEveryRanks) {
   });
 }
 
-TEST(Sharded, ValuesThatAreNotTheParametersAreRefusedOnEveryRank) {
+TEST(Sharded, ForeignValuesAreRefusedOnEveryRank) {
   LoopbackHub hub(2);
   on_all(2, [&](uint32_t r) {
     std::vector<Floats> values;
@@ -696,7 +696,7 @@ TEST(Sharded, ValuesThatAreNotTheParametersAreRefusedOnEveryRank) {
   });
 }
 
-TEST(OwnerTurn, SettingsThatHaveNoOwnersAreRefused) {
+TEST(OwnerTurn, SettingsWithoutOwnersAreRefused) {
   Options o;
   o.world = 2;
   o.owner_turns = true;

@@ -77,7 +77,7 @@ class Scaling final : public Engine {
 };
 
 /// From where is agreed on: the largest of all ranks counts, which is rank 0's here.
-TEST(PublicSession, AnEngineThatScalesGivesTheSameBits) {
+TEST(PublicSession, ScalingEngineGivesSameBits) {
   constexpr uint32_t kWorld = 3;
   Ranks expected({.world = kWorld, .parameters = kModel, .strategy = StrategyKind::native_sum});
   auto wanted = gradients(kWorld, kElements, 0);
@@ -103,7 +103,7 @@ class SessionOnEngine : public testing::TestWithParam<Case> {};
 
 /// The session that the other tests compare with an oracle, driven step by step, gives the same
 /// bits.
-TEST_P(SessionOnEngine, AveragesAsTheExchangeItself) {
+TEST_P(SessionOnEngine, MeanEqualsThatOfExchange) {
   const auto& [spec, plan, world, messages, short_sends] = GetParam();
   Ranks expected({.spec = spec,
                   .world = world,
@@ -159,7 +159,7 @@ double number_in(const std::string& json, const std::string& key) {
 }
 
 /// What laws decide by.
-TEST(PublicSession, EveryRankReportsHowLongTheNetworkTook) {
+TEST(PublicSession, EveryRankReportsNetworkTime) {
   for (const uint32_t window : {1U, 2U}) {
     LoopbackHub hub(2);
     on_all(2, [&](uint32_t r) {
@@ -199,7 +199,7 @@ class Silent final : public Engine {
   Engine* engine_;
 };
 
-TEST(PublicSession, AFailureOfTheEngineThatASubmitGaveIsThatOfEveryWait) {
+TEST(PublicSession, EngineFailureDuringSubmitFailsEveryWait) {
   LoopbackHub hub(2);
   on_all(2, [&](uint32_t r) {
     Silent engine(hub.engine(r));
@@ -217,7 +217,7 @@ TEST(PublicSession, AFailureOfTheEngineThatASubmitGaveIsThatOfEveryWait) {
   });
 }
 
-TEST(OneRank, PassesGradientsThroughAndSendsNothing) {
+TEST(OneRank, GradientsPassThroughAndNothingIsSent) {
   for (const std::string spec :
        {"3lc", "topk:ratio=0.1", "powersgd:rank=2", "signsgd", "fp16+ef"}) {
     SCOPED_TRACE(spec);
@@ -250,7 +250,7 @@ TEST(OneRank, PassesGradientsThroughAndSendsNothing) {
 }
 
 /// What a release has saved that compressed alone: residuals, and the size of its parts.
-TEST(OneRank, LoadsWhatOneThatCompressedHasSaved) {
+TEST(OneRank, StateOfCompressedRunLoads) {
   LoopbackHub hub(1);
   const Made session = make(hub.engine(0), "topk:ratio=0.1");
   ASSERT_TRUE(session);
@@ -277,7 +277,7 @@ TEST(OneRank, LoadsWhatOneThatCompressedHasSaved) {
   EXPECT_EQ((*session)->load(state).error().code, Errc::state_corrupt);
 }
 
-TEST(PublicSession, RanksThatDifferGetOneMessage) {
+TEST(PublicSession, DifferingRanksGetOneMessage) {
   LoopbackHub hub(3);
   on_all(3, [&](uint32_t r) {
     const Made session = make(hub.engine(r), r == 2 ? "int8" : "3lc");
@@ -288,7 +288,7 @@ TEST(PublicSession, RanksThatDifferGetOneMessage) {
   });
 }
 
-TEST(PublicSession, ARankThatCannotMakeItsSessionTellsTheOthers) {
+TEST(PublicSession, RankThatCannotCreateSessionInformsOthers) {
   for (const auto& [spec, plan, code, text] :
        std::vector<std::tuple<std::string, std::string, Errc, std::string>>{
            {"3lk", "auto", Errc::unknown_codec, "rank 1: "},
@@ -308,7 +308,7 @@ TEST(PublicSession, ARankThatCannotMakeItsSessionTellsTheOthers) {
   }
 }
 
-TEST(PublicSession, AGradientOfAnotherLengthIsEveryRanksErrorAndTheNextStepGoesOn) {
+TEST(PublicSession, WrongGradientLengthIsErrorOnAllAndNextStepWorks) {
   for (const uint64_t length : {uint64_t{0}, kElements - 1, kElements + 1}) {
     for (const bool enrolled : {false, true}) {
       LoopbackHub hub(3);
@@ -348,7 +348,7 @@ class Patient final : public Engine {
   bool is_patient = true;
 };
 
-TEST(PublicSession, ARankThatDoesNotComeIsATimeOutAndTheEndOfTheSession) {
+TEST(PublicSession, MissingRankIsTimeoutAndEndsSession) {
   std::vector<float> mine(kElements, 1.0F);  // as long as the engine
   std::array<Patient, 2> engines;
   LoopbackHub hub(2, std::chrono::hours(1));
@@ -370,7 +370,7 @@ TEST(PublicSession, ARankThatDoesNotComeIsATimeOutAndTheEndOfTheSession) {
   }  // the engine's thread still waits in the exchange's buffers, which sanitizers look at
 }
 
-TEST(PublicSession, ARankThatIsGoneAtCreateIsAnError) {
+TEST(PublicSession, RankGoneAtCreateIsError) {
   LoopbackHub hub(2, std::chrono::milliseconds(50));
   const Made session = make(hub.engine(0), "3lc");
   ASSERT_FALSE(session);
@@ -383,7 +383,7 @@ TEST(PublicSession, ARankThatIsGoneAtCreateIsAnError) {
   EXPECT_EQ(timed.error().code, Errc::timed_out);
 }
 
-TEST(PublicSession, OneRanksFlushDrainsAllResiduals) {
+TEST(PublicSession, FlushOfOneRankDrainsAllResiduals) {
   LoopbackHub hub(2);
   on_all(2, [&](uint32_t r) {
     auto session = *make(hub.engine(r), "topk:ratio=0.01");
@@ -406,7 +406,7 @@ TEST(PublicSession, OneRanksFlushDrainsAllResiduals) {
 
 /// A set that has no place for residuals waits until they are out, the same on all ranks, by
 /// whole gradients or buckets.
-TEST(PublicSession, ASetWaitsForResiduals) {
+TEST(PublicSession, SetWaitsForResiduals) {
   for (const bool whole : {true, false}) {
     LoopbackHub hub(2);
     std::vector<std::vector<float>> last(2);
@@ -449,7 +449,7 @@ TEST(PublicSession, ASetWaitsForResiduals) {
 }
 
 /// What one rank alone asks for, just when residuals are out, decides nothing.
-TEST(PublicSession, OneRanksFlushDoesNotPutOffASetOfAll) {
+TEST(PublicSession, FlushOfOneRankDoesNotDelaySetOfAll) {
   LoopbackHub hub(2);
   std::vector<std::vector<float>> last(2);
   on_all(2, [&](uint32_t r) {
@@ -470,7 +470,7 @@ TEST(PublicSession, OneRanksFlushDoesNotPutOffASetOfAll) {
 
 /// Before the step that tells the wish, in the middle of the release, and before ranks compare what
 /// waited: then nothing but that step's gradient is left to keep.
-TEST(PublicSession, ARankThatGoesWhileASetWaitsIsAnErrorAndLosesNothing) {
+TEST(PublicSession, RankLostWhileSetWaitsIsErrorAndLosesNothing) {
   for (const uint64_t gone : {3U, 8U, 14U}) {
     LoopbackHub hub(2, std::chrono::seconds(100));
     std::latch both(2);
@@ -507,7 +507,7 @@ TEST(PublicSession, ARankThatGoesWhileASetWaitsIsAnErrorAndLosesNothing) {
 }
 
 /// Residuals of parameters without a gradient stay where they are.
-TEST(PublicSession, ASetWaitsForAParameterWithoutAGradient) {
+TEST(PublicSession, SetWaitsForParameterWithoutGradient) {
   LoopbackHub hub(2);
   on_all(2, [&](uint32_t r) {
     auto session = *make(hub.engine(r), "topk:ratio=0.01");
@@ -529,7 +529,7 @@ TEST(PublicSession, ASetWaitsForAParameterWithoutAGradient) {
 }
 
 /// The step that hears of it is averaged all the same.
-TEST(PublicSession, RanksThatLetDifferentSettingsWaitHearItInTheStepBehindTheRelease) {
+TEST(PublicSession, DifferentPendingSettingsFailInStepAfterRelease) {
   LoopbackHub hub(2);
   std::vector<std::vector<float>> last(2);
   on_all(2, [&](uint32_t r) {
@@ -561,7 +561,7 @@ SessionOptions in_parts(uint32_t window, uint64_t part, const std::string& plan 
   return options;
 }
 
-TEST(PublicSession, WindowAndPartChangeNoValue) {
+TEST(PublicSession, WindowAndPartSizeChangeNoValue) {
   for (const auto& [spec, plan] : std::vector<std::pair<std::string, std::string>>{
            {"3lc", "two_shot"}, {"topk:ratio=0.1", "gather_all"}, {"int8+ef", "two_shot"}}) {
     std::vector<std::vector<float>> wanted;
@@ -588,7 +588,7 @@ TEST(PublicSession, WindowAndPartChangeNoValue) {
   }
 }
 
-TEST(PublicSession, BucketsGiveTheValuesOfTheWhole) {
+TEST(PublicSession, BucketsGiveValuesOfWhole) {
   LoopbackHub hub(2), other(2);
   on_all(2, [&](uint32_t r) {
     auto whole = *PublicSession::create("3lc", kModel, hub.engine(r), in_parts(2, 0));
@@ -610,7 +610,7 @@ TEST(PublicSession, BucketsGiveTheValuesOfTheWhole) {
 }
 
 /// Sanitizers see whether the engine still finds what it sends and receives.
-TEST(PublicSession, MayEndWithBucketsInFlight) {
+TEST(PublicSession, SessionMayEndWithBucketsInFlight) {
   std::vector<std::vector<float>> mine;
   for (uint32_t r = 0; r < 2; ++r) mine.push_back(gradients(2, kElements, 1)[r]);
   LoopbackHub hub(2);
@@ -625,7 +625,7 @@ TEST(PublicSession, MayEndWithBucketsInFlight) {
   });
 }
 
-TEST(PublicSession, EveryOptionIsAgreedOnButThreads) {
+TEST(PublicSession, EveryOptionButThreadsIsAgreedOn) {
   const auto both = [](auto change) {
     LoopbackHub hub(2);
     std::vector<std::string> said(2);
@@ -704,7 +704,7 @@ std::vector<uint8_t> without_thresholds(const std::vector<uint8_t>& state) {
   return older;
 }
 
-TEST(PublicSession, StateFromBeforeACodecKeptAnyLoads) {
+TEST(PublicSession, StateFromBeforeCodecHadStateLoads) {
   LoopbackHub hub(2);
   on_all(2, [&](uint32_t r) {
     auto session = *make(hub.engine(r), "sidco:ratio=0.1");
@@ -724,7 +724,7 @@ TEST(PublicSession, StateFromBeforeACodecKeptAnyLoads) {
 }
 
 /// docs/format/STATE.md, field by field.
-TEST(PublicSession, SavedStateIsLaidOutAsItsFormatSays) {
+TEST(PublicSession, SavedStateMatchesDocumentedFormat) {
   LoopbackHub hub(2);
   on_all(2, [&](uint32_t r) {
     auto session = *PublicSession::create("powersgd:rank=2", kModel, hub.engine(r),
@@ -760,7 +760,7 @@ TEST(PublicSession, SavedStateIsLaidOutAsItsFormatSays) {
   });
 }
 
-TEST(PublicSession, StateThatIsNotItsOwnIsRefusedAndChangesNothing) {
+TEST(PublicSession, ForeignStateIsRefusedAndChangesNothing) {
   LoopbackHub hub(2), third(2), fourth(2);
   std::vector<std::vector<uint8_t>> states(2);
   on_all(2, [&](uint32_t r) {

@@ -267,13 +267,11 @@ void go(uint64_t first, uint64_t runs, bool casts) {
     Run(seed, casts).go();
 }
 
-TEST(RandomRun, OfEveryElementNothingIsLost) {
-  go(1, kSanitized ? 20 : weekly() ? 3000 : 300, false);
-}
+TEST(RandomRun, NoElementIsLost) { go(1, kSanitized ? 20 : weekly() ? 3000 : 300, false); }
 
 /// Residuals hold what a rank's own lanes round off. What the engine's additions round off, at most
 /// half of a last bit each, no rank can know.
-TEST(RandomRun, CastsBySumsOf16BitsStayWithinTheirBound) {
+TEST(RandomRun, CastsWithSumsOf16BitsStayWithinBound) {
   go(100000, kSanitized ? 5 : weekly() ? 500 : 60, true);
 }
 

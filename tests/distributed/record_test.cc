@@ -119,7 +119,7 @@ class Replayed : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(Replayed, HasTheSameBits) {
+TEST_P(Replayed, ReplayHasSameBits) {
   const std::string record = file(), again = record + ".again";
   std::remove(again.c_str());
   Clocked first(with(law(), record), changing);
@@ -137,7 +137,7 @@ TEST_P(Replayed, HasTheSameBits) {
   expect_same(means, third.steps(0, kSteps), "replayed again");
 }
 
-TEST_P(Replayed, IsKilledAndResumed) {
+TEST_P(Replayed, KilledReplayResumes) {
   const std::string record = file();
   Clocked first(with(law(), record), changing);
   const auto means = first.steps(0, kSteps);
@@ -164,7 +164,7 @@ TEST_P(Replayed, IsKilledAndResumed) {
 }
 
 /// From the middle of a recorded run: with the state that the run itself saved, under its law.
-TEST_P(Replayed, GoesOnFromWhatTheRunSaved) {
+TEST_P(Replayed, ReplayContinuesFromSavedState) {
   const std::string record = file();
   std::vector<std::vector<float>> means;
   std::map<uint64_t, std::unique_ptr<Clocked>> saved;
@@ -190,7 +190,7 @@ TEST_P(Replayed, GoesOnFromWhatTheRunSaved) {
 }
 
 /// A recorded run that was killed and resumed: its record has two parts.
-TEST_P(Replayed, OfARunThatWasResumed) {
+TEST_P(Replayed, ResumedRunIsReplayed) {
   const std::string record = file();
   std::vector<std::vector<float>> means;
   {
@@ -234,7 +234,7 @@ test::Setup with(const std::string& control, const std::string& of_rule,
 }
 
 /// Rules with laws and records of their own.
-TEST(Records, ByRule) {
+TEST(Records, RulesAreRecordedSeparately) {
   const std::string record = new_file("rules.jsonl");
   Clocked first(with("dc2:deadline_ms=20", "schedule:0=1,7=1.5", record), changing);
   const auto means = first.steps(0, 40);
@@ -273,7 +273,7 @@ TEST(Records, StateOfAnotherRunIsRefused) {
 }
 
 /// Rules that are not replayed go on as they were.
-TEST(Records, AReplayOfOneRuleGoesOnFromWhatTheRunSaved) {
+TEST(Records, ReplayOfOneRuleContinuesFromSavedState) {
   const std::string record = new_file("half.jsonl"), law = "schedule:0=1,7=1.5,25=1.1";
   Clocked first(with("dc2:deadline_ms=20", law, record), changing);
   first.steps(0, 20);
@@ -292,7 +292,7 @@ TEST(Records, AReplayOfOneRuleGoesOnFromWhatTheRunSaved) {
 }
 
 /// What another law would have done on a run that none has moved.
-TEST(Records, WithoutALawHoldWhatRanksReport) {
+TEST(Records, RunWithoutPolicyRecordsReports) {
   const std::string record = new_file("fixed.jsonl");
   Clocked plain(setup("topk:ratio=0.1", StrategyKind::gather_all, ""), changing);
   Clocked fixed(setup("topk:ratio=0.1", StrategyKind::gather_all, "", record), changing);
@@ -318,7 +318,7 @@ TEST(Records, WithoutALawHoldWhatRanksReport) {
 }
 
 /// What is missing is null, and holds laws as it did.
-TEST(Records, HoldWhatIsMissing) {
+TEST(Records, MissingReportsAreRecorded) {
   const std::string record = new_file("gaps.jsonl");
   Clocked first(setup("topk:ratio=0.05", StrategyKind::two_shot, "dc2:deadline_ms=20", record),
                 with_gaps);
@@ -331,7 +331,7 @@ TEST(Records, HoldWhatIsMissing) {
 }
 
 /// In a step that failed nobody was heard.
-TEST(Records, HoldStepsThatFail) {
+TEST(Records, FailedStepsAreRecorded) {
   const std::string record = new_file("failed.jsonl");
   Clocked run(setup("topk:ratio=0.05", StrategyKind::gather_all, "aimd", record), changing);
   run.steps(0, 20);
@@ -346,7 +346,7 @@ TEST(Records, HoldStepsThatFail) {
   expect_equal(record);
 }
 
-TEST(Records, OfAServersSums) {
+TEST(Records, ServerSumsAreRecorded) {
   const std::string record = new_file("server.jsonl");
   Clocked run(setup("thc", StrategyKind::server_sum, "", record), changing);
   run.steps(0, 6);
@@ -357,7 +357,7 @@ TEST(Records, OfAServersSums) {
 }
 
 /// A session that is over keeps nobody from going on with its record.
-TEST(Records, EndWithTheEngine) {
+TEST(Records, RecordEndsWithEngine) {
   const std::string record = new_file("engine.jsonl");
   Clocked run(setup("topk:ratio=0.1", StrategyKind::gather_all, "", record), changing);
   run.steps(0, 4);
@@ -365,7 +365,7 @@ TEST(Records, EndWithTheEngine) {
   EXPECT_EQ(refused("", record), "");
 }
 
-TEST(Records, GoOnWithOtherSettings) {
+TEST(Records, RecordContinuesWithNewSettings) {
   const std::string record = new_file("others.jsonl");
   Clocked first(setup("topk:ratio=0.1", StrategyKind::gather_all, "aimd"), changing);
   Clocked second(setup("topk:ratio=0.2", StrategyKind::gather_all, "dc2"), changing);
@@ -388,7 +388,7 @@ TEST(Records, GoOnWithOtherSettings) {
   expect_equal(record);
 }
 
-TEST(Records, TroubleIsToldAndTrainingGoesOn) {
+TEST(Records, RecordFailureIsReportedAndTrainingContinues) {
   Clocked full(setup("topk:ratio=0.1", StrategyKind::gather_all, "", "/dev/full"), changing);
   Clocked plain(setup("topk:ratio=0.1", StrategyKind::gather_all, ""), changing);
   expect_same(plain.steps(0, 5), full.steps(0, 5), "without a disk");
@@ -399,7 +399,7 @@ TEST(Records, TroubleIsToldAndTrainingGoesOn) {
   EXPECT_NE(session::explain(full.session(1)).find("\"record\": null"), std::string::npos);
 }
 
-TEST(Records, StepsThatDoNotRiseEndIt) {
+TEST(Records, NonIncreasingStepsEndRecord) {
   const std::string record = new_file("back.jsonl");
   Clocked run(setup("topk:ratio=0.1", StrategyKind::gather_all, "", record), changing);
   run.steps(0, 5);
@@ -434,7 +434,7 @@ TEST(Records, OnlyRecordsAreContinued) {
   }
 }
 
-TEST(Records, WhatCannotBeReplayedIsRefusedWithItsLine) {
+TEST(Records, UnreplayableRecordIsRefusedWithItsLine) {
   const std::string record = new_file("damaged.jsonl");
   const std::string replay = "replay:" + record, named = "record '" + record + "': ";
   EXPECT_NE(refused(replay).find(named + "cannot read it"), std::string::npos);
@@ -465,7 +465,7 @@ TEST(Records, WhatCannotBeReplayedIsRefusedWithItsLine) {
 }
 
 /// By what is in the file: every rank reads its own.
-TEST(Records, RanksReplayTheSame) {
+TEST(Records, RanksReplaySameDecisions) {
   const std::string one = new_file("one.jsonl"), two = new_file("two.jsonl"),
                     copy = new_file("copy");
   for (const auto& [file, schedule] :

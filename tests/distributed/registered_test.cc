@@ -41,7 +41,7 @@ struct Job {
   std::optional<Ranks> group;
 };
 
-TEST(Registered, SendsWhatItsCodecEncodesAndKeepsTheRest) {
+TEST(Registered, CodecOutputIsSentAndRestKept) {
   Job job;
   auto buffers = gradients(kWorld, job.layout.elements, 1);
   const auto g = buffers;
@@ -69,7 +69,7 @@ TEST(Registered, SendsWhatItsCodecEncodesAndKeepsTheRest) {
 using Case = std::tuple<Fault, const char*, const char*>;
 class FailingCodec : public testing::TestWithParam<Case> {};
 
-TEST_P(FailingCodec, OnOneRankIsEveryRanksErrorAndNothingIsLost) {
+TEST_P(FailingCodec, FailureOnOneRankIsErrorOnAllAndLosesNothing) {
   const auto& [fault, words, spec] = GetParam();
   Job job(spec);
   auto buffers = gradients(kWorld, job.layout.elements, 1);
@@ -110,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(
                          "even+noef"}));
 
 /// Its bundle is in order, its payload is not what a codec of that name makes.
-TEST(Registered, APayloadThatNobodyDecodesIsEveryRanksError) {
+TEST(Registered, UndecodablePayloadIsErrorOnAllRanks) {
   Job job;
   auto buffers = gradients(kWorld, job.layout.elements, 1);
   const auto g = buffers;
@@ -138,7 +138,7 @@ TEST(Registered, APayloadThatNobodyDecodesIsEveryRanksError) {
   for (uint32_t r = 0; r < kWorld; ++r) EXPECT_TRUE(same_bits(buffers[r], g[r]));
 }
 
-TEST(Registered, ANaNGoesOutUncompressedAndResidualsStayBitForBit) {
+TEST(Registered, NanIsSentUncompressedAndResidualsStay) {
   Job job;
   auto buffers = gradients(kWorld, job.layout.elements, 1);
   for (const auto& r : job.step(0, buffers)) ASSERT_TRUE(r) << r.error().message;
@@ -150,7 +150,7 @@ TEST(Registered, ANaNGoesOutUncompressedAndResidualsStayBitForBit) {
   EXPECT_EQ(job.entry(0, "residual/b"), before);
 }
 
-TEST(Registered, StandsBesideOthersByRules) {
+TEST(Registered, RulesMixRegisteredAndBuiltinCodecs) {
   Job job("even", {rule("b", "topk:ratio=0.5"), rule("a", "even+noef")});
   auto buffers = gradients(kWorld, job.layout.elements, 1);
   for (const auto& r : job.step(0, buffers)) ASSERT_TRUE(r) << r.error().message;
@@ -161,7 +161,7 @@ TEST(Registered, StandsBesideOthersByRules) {
   }
 }
 
-TEST(Registered, PlansThatDifferAreHeardOfAtAttach) {
+TEST(Registered, DifferingPlansFailAtAttach) {
   std::array<Even, 2> even;
   even[1].bytes = 100000;
   std::vector<uint8_t> cards;
@@ -184,7 +184,7 @@ TEST(Registered, PlansThatDifferAreHeardOfAtAttach) {
   }
 }
 
-TEST(Registered, WhatNoTableOrPlanMaySayIsRefused) {
+TEST(Registered, ImpossibleTableOrPlanIsRefused) {
   Even even;
   const auto refused = [&](auto&& change) {
     laconic_codec_table table = even.table();
@@ -214,7 +214,7 @@ TEST(Registered, WhatNoTableOrPlanMaySayIsRefused) {
   EXPECT_EQ(Session::create("even:k=1", {{"w", 3, 3}}, o).error().code, Errc::unknown_codec);
 }
 
-TEST(Registered, IsAnOptionOfThePublicSession) {
+TEST(Registered, PublicSessionTakesIt) {
   LoopbackHub hub(2);
   std::array<Even, 2> even;
   std::array<std::vector<float>, 2> gradient{std::vector<float>(4, 1.0F),

@@ -285,7 +285,7 @@ class Release : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(Release, LosesNothingWhereTheEngineFails) {
+TEST_P(Release, EngineFailureDuringReleaseLosesNothing) {
   for (const uint32_t ahead : {1U, 3U}) {
     uint64_t first = 0, last = 0;
     std::vector<uint32_t> batches;
@@ -305,7 +305,7 @@ TEST_P(Release, LosesNothingWhereTheEngineFails) {
 }
 
 /// A flush is heard in the step behind the call, and goes out from the next one on.
-TEST_P(Release, OfAFlushLosesNothingWhereTheEngineFails) {
+TEST_P(Release, EngineFailureDuringFlushLosesNothing) {
   constexpr uint64_t kAt = 3;
   for (const uint32_t ahead : {1U, 3U}) {
     std::vector<uint32_t> batches;

@@ -145,7 +145,7 @@ class Exchanges {
 
 class Reports : public testing::TestWithParam<Case> {};
 
-TEST_P(Reports, EveryRankHearsAllOfThem) {
+TEST_P(Reports, EveryRankReceivesAllReports) {
   for (const uint32_t world : {2U, 3U, 5U}) {
     Exchanges with(GetParam(), world, true);
     Exchanges without(GetParam(), world, false);
@@ -168,7 +168,7 @@ TEST_P(Reports, EveryRankHearsAllOfThem) {
   }
 }
 
-TEST_P(Reports, AnExchangeWithoutThemSendsTheSameBytes) {
+TEST_P(Reports, ExchangeWithoutReportsSendsSameBytes) {
   const bool bundles = !collective::sums_lanes(GetParam().strategy);
   Exchanges with(GetParam(), 3, true);
   Exchanges without(GetParam(), 3, false);
@@ -188,7 +188,7 @@ TEST_P(Reports, AnExchangeWithoutThemSendsTheSameBytes) {
   EXPECT_LE(sent[0] - sent[1], uint64_t{4} * 12 * 3 + 64);
 }
 
-TEST_P(Reports, OneThatSaysNothingIsMissing) {
+TEST_P(Reports, SilentRankIsMissing) {
   Exchanges ranks(GetParam(), 3, true);
   for (uint64_t step = 0; step < 3; ++step) {
     auto buffers = gradients(3, ranks.elements(), step);
@@ -205,7 +205,7 @@ TEST_P(Reports, OneThatSaysNothingIsMissing) {
 
 /// A gradient that is not finite goes out another way; what was said before holds or is missing,
 /// the same on all ranks.
-TEST_P(Reports, BesideAGradientThatIsNotFinite) {
+TEST_P(Reports, ReportsTravelWithNonFiniteGradient) {
   Exchanges ranks(GetParam(), 3, true);
   for (uint64_t step = 0; step < 3; ++step) {
     auto buffers = gradients(3, ranks.elements(), step);
@@ -237,7 +237,7 @@ std::string name_of(const testing::TestParamInfo<Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(All, Reports, testing::ValuesIn(kWays), name_of);
 
-TEST(ReportsUnderAQuorum, OneThatIsLeftOutIsMissing) {
+TEST(ReportsUnderAQuorum, ExcludedRankIsMissing) {
   // Of every granule, and of the last alone: reports have one of their own.
   for (const uint64_t from : {0U, 25U}) {
     const LeavesOut rank_1 = [&](uint32_t rank, uint64_t exchange, uint64_t granule) {
@@ -261,7 +261,7 @@ TEST(ReportsUnderAQuorum, OneThatIsLeftOutIsMissing) {
 }
 
 /// 24 slots of 3 lanes: more than the 64 of a granule. And 70 ranks, which take turns.
-TEST(ReportsOfManyRanks, AreAllHeard) {
+TEST(ReportsOfManyRanks, ReportsOf24And70RanksAllArrive) {
   for (const auto& [c, world] :
        {std::pair{Case{"thc:block=256,bits=2", StrategyKind::server_sum}, 24U},
         {Case{"fp16", StrategyKind::native_sum, kAllSums, {1, 2}}, 70U}}) {
@@ -283,7 +283,7 @@ TEST(ReportsOfManyRanks, AreAllHeard) {
 }
 
 /// All ranks report, or none does: lanes of some alone would not add up.
-TEST(ReportsOfSomeRanks, AreRefused) {
+TEST(ReportsOfSomeRanks, PartialReportsAreRefused) {
   Options o;
   o.world = 2;
   o.strategy = StrategyKind::native_sum;

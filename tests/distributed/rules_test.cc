@@ -64,7 +64,7 @@ class Rules : public testing::TestWithParam<std::tuple<uint32_t, bool>> {
   [[nodiscard]] static test::Setup setup() { return with_rules(world(), std::get<1>(GetParam())); }
 };
 
-TEST_P(Rules, GiveEveryParameterWhatItsSpecGivesAlone) {
+TEST_P(Rules, EveryParameterGetsResultOfItsSpec) {
   Ranks group(setup());
   const Layout layout = back_to_back(model(), kAll);
   std::vector<std::unique_ptr<Ranks>> singles;
@@ -117,7 +117,7 @@ TEST_P(Rules, GiveEveryParameterWhatItsSpecGivesAlone) {
   }
 }
 
-TEST_P(Rules, BucketsAreOnlyTransport) {
+TEST_P(Rules, BucketsChangeNoValue) {
   Ranks one(setup());
   Ranks two(setup());
   const Layout whole = back_to_back(model(), kAll);
@@ -154,7 +154,7 @@ TEST_P(Rules, BucketsAreOnlyTransport) {
 }
 
 /// One batch where the first of two_shot's two rounds goes out with all others' only one.
-TEST_P(Rules, LegsGoOutTogether) {
+TEST_P(Rules, PartsAreSentTogether) {
   Ranks group(setup());
   const Layout layout = back_to_back(model(), kAll);
   auto buffers = gradients(world(), layout.elements, 3);
@@ -174,7 +174,7 @@ TEST_P(Rules, LegsGoOutTogether) {
 }
 
 /// In each leg in turn.
-TEST_P(Rules, WhatIsNotFiniteTakesTheWholeBucketUncompressed) {
+TEST_P(Rules, NonFiniteGradientSendsWholeBucketUncompressed) {
   for (const uint32_t bad : {kEmbed, kFc1, kFc2, kFc3}) {
     Ranks group(setup());
     const Layout layout = back_to_back(model(), kAll);
@@ -212,7 +212,7 @@ TEST_P(Rules, WhatIsNotFiniteTakesTheWholeBucketUncompressed) {
 }
 
 /// The engine fails in the first batch, and in the second, when topk's leg is delivered already.
-TEST_P(Rules, ALostPeerLosesNothingOfAnyLeg) {
+TEST_P(Rules, LostPeerLosesNothingOfAnyPart) {
   for (const uint32_t batch_of_failure : {0U, 1U}) {
     Ranks group(setup());
     const Layout layout = back_to_back(model(), kAll);
@@ -243,7 +243,7 @@ TEST_P(Rules, ALostPeerLosesNothingOfAnyLeg) {
   }
 }
 
-TEST_P(Rules, OneRanksFailureIsEveryRanksMessage) {
+TEST_P(Rules, FailureOfOneRankGivesSameMessageOnAll) {
   Ranks group(setup());
   const Layout layout = back_to_back(model(), kAll);
   auto buffers = gradients(world(), layout.elements, 1);
@@ -267,7 +267,7 @@ TEST_P(Rules, OneRanksFailureIsEveryRanksMessage) {
 
 /// Damage that one rank alone sees, in topk's leg, while two_shot has a round to go: all hear of it
 /// there, and every rank still has its gradient.
-TEST_P(Rules, TroubleInOneLegIsToldByTheOthers) {
+TEST_P(Rules, FailureInOnePartIsReportedByOthers) {
   Ranks group(setup());
   const Layout layout = back_to_back(model(), kAll);
   auto buffers = gradients(world(), layout.elements, 1);
@@ -302,7 +302,7 @@ TEST_P(Rules, TroubleInOneLegIsToldByTheOthers) {
   }
 }
 
-TEST_P(Rules, AFlushEmptiesEveryLegsResiduals) {
+TEST_P(Rules, FlushEmptiesResidualsOfEveryPart) {
   Ranks group(setup());
   const Layout layout = back_to_back(model(), kAll);
   for (uint64_t step = 0; step < 4; ++step) {
@@ -344,7 +344,7 @@ std::string refused(const std::vector<Rule>& rules, collective::Options o = opti
   return made ? "" : made.error().message;
 }
 
-TEST(RulesAtCreate, AreRefusedInASentence) {
+TEST(RulesAtCreate, BadRulesAreRefusedWithMessage) {
   EXPECT_EQ(refused({rule("embed.*", "topk")}), "");
   EXPECT_NE(refused({rule("embed.*", "topk"), rule("fc*", "topq")}).find("rule 2"),
             std::string::npos);
@@ -359,7 +359,7 @@ TEST(RulesAtCreate, AreRefusedInASentence) {
   EXPECT_EQ(refused({rule("embed.*", "thc:bits=2")}), "");  // lanes of an engine carry both
 }
 
-TEST(RulesAtCreate, DifferOnTwoRanksInASentence) {
+TEST(RulesAtCreate, DifferingRulesAreReported) {
   const auto cards_of = [](const std::vector<Rule>& first, const std::vector<Rule>& second) {
     const auto a = Session::create("3lc", model(), options(0), first);
     const auto b = Session::create("3lc", model(), options(1), second);
@@ -389,7 +389,7 @@ TEST(RulesAtCreate, DifferOnTwoRanksInASentence) {
   EXPECT_NE(cards_of(rules(), {}).find("the rules"), std::string::npos);
 }
 
-TEST(RulesAtCreate, ASavedStateIsOfItsRules) {
+TEST(RulesAtCreate, SavedStateBelongsToItsRules) {
   const auto header_of = [](const std::vector<Rule>& rules) {
     return (*Session::create("3lc", model(), options(), rules))->active().state_header();
   };

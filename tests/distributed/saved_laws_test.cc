@@ -90,7 +90,7 @@ class SavedLaws : public testing::TestWithParam<std::tuple<uint32_t, Case>> {
 };
 
 /// Each word in which the states of two steps differ, on one rank. The next step replaces some.
-TEST_P(SavedLaws, OfOneRankAloneAreRefusedByAll) {
+TEST_P(SavedLaws, StateOnOneRankOnlyIsRefusedByAll) {
   Clocked run(setup(), of().rate);
   run.steps(0, of().early);
   const States states = saved_by(run, world());
@@ -149,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
                          0}),
     [](const auto& of) { return of.param.name; });
 
-TEST_P(Running, RanksAreToldOfOneThatLoadsOrFindsDamage) {
+TEST_P(Running, RanksAreInformedOfLoadOrDamage) {
   for (const bool damaged : {false, true}) {
     if (!damaged && GetParam().strategy == StrategyKind::native_sum) continue;  // lanes are bare
     test::Setup setup{GetParam().spec, 3, kModel, GetParam().strategy, 16};
@@ -171,7 +171,7 @@ TEST_P(Running, RanksAreToldOfOneThatLoadsOrFindsDamage) {
 }
 
 /// The steps that a flush has still to drain; what a rank asks for is its own.
-TEST(SavedFlush, OfOneRankAloneIsRefusedByAll) {
+TEST(SavedFlush, StateOnOneRankOnlyIsRefusedByAll) {
   for (const uint32_t world : {2U, 3U}) {
     for (const auto& [spec, strategy] : {std::pair{"topk:ratio=0.05", StrategyKind::gather_all},
                                          {"topk:ratio=0.05", StrategyKind::two_shot},

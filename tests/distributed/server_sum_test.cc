@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(All, ServerSum,
                                          "thc:block=256,bits=3+decay=0.5"),
                          [](const auto& which) { return "spec" + std::to_string(which.index); });
 
-TEST_P(ServerSum, GivesTheBitsOfTheEnginesOwnSums) {
+TEST_P(ServerSum, SumsHaveBitsOfEngineSums) {
   for (const uint32_t world : {2U, 5U}) {
     SCOPED_TRACE(world);
     const Gradient zero_at_times = [](uint32_t rank, uint64_t step) {
@@ -121,7 +121,7 @@ TEST_P(ServerSum, GivesTheBitsOfTheEnginesOwnSums) {
   }
 }
 
-TEST_P(ServerSum, NotFiniteGoesOutUncompressedOnAllRanks) {
+TEST_P(ServerSum, NonFiniteIsSentUncompressedOnAllRanks) {
   for (const uint64_t when : {0U, 2U}) {
     const Gradient one_bad = [&](uint32_t rank, uint64_t step) {
       Floats g = gradient(rank, step);
@@ -137,7 +137,7 @@ TEST_P(ServerSum, NotFiniteGoesOutUncompressedOnAllRanks) {
   }
 }
 
-TEST_P(ServerSum, ReplicasAreTheSameWhoeverIsLeftOut) {
+TEST_P(ServerSum, ReplicasStayEqualForAnyExcludedRank) {
   const LeavesOut some = [](uint32_t rank, uint64_t exchange, uint64_t granule) {
     return rank != 0 && (rank * 7 + exchange * 5 + granule * 3) % 4 == 0;
   };
@@ -156,7 +156,7 @@ TEST_P(ServerSum, ReplicasAreTheSameWhoeverIsLeftOut) {
 
 /// A rank that is left out of everything in step 0 delivers both gradients in step 1: with the
 /// residual, the mean of two steps is what it should be, to what is still in the residuals.
-TEST(ServerSumResiduals, WhatIsLeftOutComesLater) {
+TEST(ServerSumResiduals, ExcludedGradientIsSentLater) {
   const LeavesOut rank_1_at_first = [](uint32_t rank, uint64_t exchange, uint64_t) {
     return rank == 1 && exchange == 0;
   };
@@ -180,7 +180,7 @@ TEST(ServerSumResiduals, WhatIsLeftOutComesLater) {
   EXPECT_GT(without / size, 0.5);
 }
 
-TEST(ServerSumPlan, IsChosenWhereThereIsAnAggregatorAndRefusedElsewhere) {
+TEST(ServerSumPlan, ServerIsChosenIfPresentAndRefusedElsewhere) {
   LoopbackHub hub(1);
   SessionOptions options;
   options.plan = "server_sum";

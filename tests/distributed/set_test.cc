@@ -214,7 +214,7 @@ class ToAndFrom : public testing::TestWithParam<std::tuple<uint32_t, Case>> {
   [[nodiscard]] static Case of() { return std::get<1>(GetParam()); }
 };
 
-TEST_P(ToAndFrom, NothingIsLostAndReplicasStayTheSame) {
+TEST_P(ToAndFrom, NothingIsLostAndReplicasStayEqual) {
   const Case own = of();
   for (const Case& other : partners()) {
     SCOPED_TRACE(other.spec + " by " + plan_of(other));
@@ -255,7 +255,7 @@ INSTANTIATE_TEST_SUITE_P(All, ToAndFrom,
 // ---- what of a setting is transport, what is state ----
 
 /// Means and residuals are those of any other buckets.
-TEST(Set, BucketsOnlyTransport) {
+TEST(Set, BucketsChangeNoValue) {
   for (const auto strategy : {StrategyKind::gather_all, StrategyKind::two_shot}) {
     std::vector<std::map<uint32_t, std::vector<float>>> last;
     const std::vector<std::vector<Layout>> both{
@@ -292,7 +292,7 @@ void copy_state(Ranks& from, Ranks& to) {
 }
 
 /// A state that was saved behind a change is that of a session made with these settings.
-TEST(Set, ASavedStateIsOfWhatWasSet) {
+TEST(Set, SavedStateMatchesNewSettings) {
   std::vector<Rule> rules{rule("b.*", "powersgd:rank=3")};
   rules[0].control = "fixed";
   const std::string control = "schedule:0=0.05,6=0.02,9=0.1";
@@ -332,7 +332,7 @@ bool begins_with(const std::vector<float>& longer, const std::vector<float>& sho
                    shorter);
 }
 
-TEST(Set, PowerSgdKeepsTheColumnsThatBothRanksHave) {
+TEST(Set, PowerSgdKeepsColumnsSharedByBothRanks) {
   Ranks group(setup({"powersgd:rank=4", StrategyKind::native_sum}, 2));
   Books books(group, {back_to_back(model(), kAll)});
   ASSERT_NO_FATAL_FAILURE(books.steps(3));
@@ -351,7 +351,7 @@ TEST(Set, PowerSgdKeepsTheColumnsThatBothRanksHave) {
 }
 
 /// Of another codec, and of the codec with fields that no law moves, nothing stays.
-TEST(Set, OtherCodecStateBeginsAgain) {
+TEST(Set, OtherCodecStateRestarts) {
   const auto first_of = [](const std::string& spec) {
     Ranks made(setup({spec}, 2));
     return state_of(made, "a.weight");
@@ -373,7 +373,7 @@ TEST(Set, OtherCodecStateBeginsAgain) {
 
 /// What the same range of a mean leaves over stays with its owner; of another one it joins the
 /// owner's own residual.
-TEST(Set, OwnersKeepTheResidualsOfTheirRanges) {
+TEST(Set, OwnersKeepResidualsOfTheirRanges) {
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 3));
   Books books(group, {back_to_back(model(), kAll)});
   ASSERT_NO_FATAL_FAILURE(books.steps(2));
@@ -415,7 +415,7 @@ void expect_untouched(const std::vector<Change>& changes, const std::string& say
   EXPECT_EQ(group.session(1).model().spec().canonical(), "3lc");
 }
 
-TEST(Set, RanksThatDifferKeepWhatTheyHave) {
+TEST(Set, DifferingRanksKeepTheirSettings) {
   expect_untouched({{.spec = "topk:ratio=0.05"}, {.spec = "topk:ratio=0.06"}},
                    "ranks disagree on the spec");
   expect_untouched({{.spec = "topk"}, {}}, "ranks disagree on the spec");
@@ -427,7 +427,7 @@ TEST(Set, RanksThatDifferKeepWhatTheyHave) {
                    "ranks disagree on the control");
 }
 
-TEST(Set, OneRanksTroubleIsEveryRanksMessage) {
+TEST(Set, FailureOfOneRankGivesSameMessageOnAll) {
   expect_untouched({{.spec = "topk"}, {.spec = "topq"}}, "rank 1: ");
   expect_untouched({{.spec = "topq"}, {.spec = "topq"}}, "rank 0: ");
   expect_untouched({{.control = "dc3"}, {.control = "dc3"}}, "dc3");
@@ -435,7 +435,7 @@ TEST(Set, OneRanksTroubleIsEveryRanksMessage) {
   expect_untouched({{.spec = "topk", .plan = "native_sum"}, {}}, "rank 0: ");
 }
 
-TEST(Set, CardsThatAreNoneChangeNothing) {
+TEST(Set, InvalidCardsChangeNothing) {
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
   std::vector<uint8_t> cards(2 * session::kAgreementBytes);
   Session& s = group.session(0);
@@ -460,7 +460,7 @@ TEST(Set, CardsThatAreNoneChangeNothing) {
   EXPECT_EQ(s.active().version(), 1U);
 }
 
-TEST(Set, IsRefusedWhileExchangesAreInFlight) {
+TEST(Set, SetDuringExchangesIsRefused) {
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
   const Layout layout = back_to_back(model(), kAll);
   auto buffers = gradients(2, layout.elements, 1);
@@ -472,7 +472,7 @@ TEST(Set, IsRefusedWhileExchangesAreInFlight) {
   EXPECT_EQ(refused.error().code, Errc::exchange_order);
 }
 
-TEST(Set, AnAggregationServerKeepsItsSettings) {
+TEST(Set, AggregationServerKeepsItsSettings) {
   for (const char* from : {"thc", "topk"}) {
     const bool serves = std::string(from) == "thc";
     Ranks group(setup({from, serves ? StrategyKind::server_sum : StrategyKind::automatic}, 2));
@@ -511,7 +511,7 @@ TEST(Set, OtherVersionsAreRefused) {
 // ---- residuals go out first ----
 
 /// As by a flush that every rank asked for.
-TEST(Set, ResidualsWithoutAPlaceGoOutFirst) {
+TEST(Set, ResidualsWithoutNewPositionAreSentFirst) {
   const std::vector<Rule> rules{rule("b.*", "bf16")};
   for (const Change& change :
        {Change{.spec = "none"}, Change{.spec = "topk+noef"}, Change{.rules = rules}}) {
@@ -543,7 +543,7 @@ TEST(Set, ResidualsWithoutAPlaceGoOutFirst) {
 }
 
 /// In as many steps as they are larger than the gradients, where ranks report it.
-TEST(Set, ReportsSayHowFastResidualsGoOut) {
+TEST(Set, ReportsSetNumberOfReleaseSteps) {
   test::Setup made = setup({"topk:ratio=0.001", StrategyKind::gather_all}, 2);
   made.reports = true;
   Ranks group(made);
@@ -559,7 +559,7 @@ TEST(Set, ReportsSayHowFastResidualsGoOut) {
   EXPECT_NEAR(steps, ratio, 0.1 * ratio + 1);
 }
 
-TEST(Set, WhatAFlushIn16BitsRoundedOffIsNoResidual) {
+TEST(Set, RoundingOf16BitFlushLeavesNoResidual) {
   Ranks group(setup({"topk:ratio=0.05", StrategyKind::gather_all}, 2));
   const Layout layout = back_to_back(model(), kAll);
   uint64_t step = 0;
@@ -593,7 +593,7 @@ TEST(Set, WhatAFlushIn16BitsRoundedOffIsNoResidual) {
   EXPECT_GT(group.session(0).stats().residual_norm, 0.0);
 }
 
-TEST(Set, AFlushUnderWayGoesOn) {
+TEST(Set, FlushInProgressContinues) {
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
   Books books(group, {back_to_back(model(), kAll)});
   ASSERT_NO_FATAL_FAILURE(books.steps(2));
@@ -608,7 +608,7 @@ TEST(Set, AFlushUnderWayGoesOn) {
 
 // ---- what is told ----
 
-TEST(Set, IsToldByExplainAndStats) {
+TEST(Set, ExplainAndStatsReportSet) {
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
   Books books(group, {back_to_back(model(), kAll)});
   ASSERT_NO_FATAL_FAILURE(books.steps(5));
@@ -636,7 +636,7 @@ TEST(Set, IsToldByExplainAndStats) {
 }
 
 /// Of another configuration; what was reported about the last step before the change moves nothing.
-TEST(Set, BeginsAPartOfTheRecord) {
+TEST(Set, SetStartsNewPartOfRecord) {
   test::Setup made = setup({"topk:ratio=0.05", StrategyKind::gather_all}, 2);
   made.control = "schedule:0=0.05,3=0.1";
   made.record = testing::TempDir() + "laconic_set.jsonl";
@@ -670,7 +670,7 @@ TEST(Set, BeginsAPartOfTheRecord) {
 }
 
 /// From another thread, at any time.
-TEST(Set, ExplainTellsOneSettingOrTheOther) {
+TEST(Set, ExplainNamesOneSettingOrTheOther) {
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
   Books books(group, {back_to_back(model(), kAll)});
   std::atomic<bool> ends{false};
@@ -692,7 +692,7 @@ TEST(Set, ExplainTellsOneSettingOrTheOther) {
 
 // ---- a step that is begun by hand ----
 
-TEST(BeginStep, BringsWhatIsDueIntoForce) {
+TEST(BeginStep, PendingSettingsTakeEffect) {
   test::Setup made = setup({"topk:ratio=0.05", StrategyKind::gather_all}, 2);
   made.control = "schedule:0=0.05,3=0.2";
   Ranks group(made);
@@ -715,7 +715,7 @@ TEST(BeginStep, BringsWhatIsDueIntoForce) {
   ASSERT_NO_FATAL_FAILURE(books.balance());
 }
 
-TEST(BeginStep, WaitsForExchangesOfTheStepBefore) {
+TEST(BeginStep, BeginWaitsForExchangesOfPreviousStep) {
   Ranks group(setup({"topk:ratio=0.05", StrategyKind::gather_all}, 2));
   const Layout layout = back_to_back(model(), kAll);
   auto buffers = gradients(2, layout.elements, 1);
@@ -728,7 +728,7 @@ TEST(BeginStep, WaitsForExchangesOfTheStepBefore) {
 }
 
 /// The first bucket of the step tells the other ranks what it met.
-TEST(BeginStep, ItsErrorIsEveryRanks) {
+TEST(BeginStep, ErrorIsReportedOnAllRanks) {
   test::Setup made = setup({"topk:ratio=0.05", StrategyKind::gather_all}, 2);
   made.control = "schedule:0=0.05,3=0.2";
   Ranks group(made);
@@ -748,7 +748,7 @@ TEST(BeginStep, ItsErrorIsEveryRanks) {
 
 // ---- laconic::Session ----
 
-TEST(PublicSet, IsACollectiveCall) {
+TEST(PublicSet, SetIsCollective) {
   constexpr uint32_t kWorld = 3;
   LoopbackHub hub(kWorld);
   const uint64_t elements = back_to_back(model(), kAll).elements;

@@ -40,7 +40,7 @@ class NativeSumState : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(All, NativeSumState, testing::Values("thc:block=256", "powersgd:rank=2"),
                          [](const auto& which) { return which.index == 0 ? "thc" : "powersgd"; });
 
-TEST_P(NativeSumState, RanksThatHoldDifferentOnesAreTold) {
+TEST_P(NativeSumState, RanksWithDifferentStateAreReported) {
   for (const uint32_t only : {0U, 2U}) {
     Ranks ranks({GetParam(), 3, model(), StrategyKind::native_sum, 16});
     for (const auto& done : exchange(ranks, 0, 0)) ASSERT_TRUE(done) << done.error().message;
@@ -53,7 +53,7 @@ TEST_P(NativeSumState, RanksThatHoldDifferentOnesAreTold) {
   }
 }
 
-TEST_P(NativeSumState, RanksThatHoldTheSameGoOn) {
+TEST_P(NativeSumState, RanksWithEqualStateContinue) {
   Ranks ranks({GetParam(), 3, model(), StrategyKind::native_sum, 16});
   for (const auto& done : exchange(ranks, 0, 0)) ASSERT_TRUE(done) << done.error().message;
   change_state(ranks, 3);

@@ -140,7 +140,7 @@ using Case = std::tuple<const char*, StrategyKind, uint32_t, bool>;
 class Windows : public testing::TestWithParam<Case> {};
 
 /// The oracle's bits are those of one exchange at a time (oracle_test): here those of every window.
-TEST_P(Windows, GiveTheBitsOfOneAtATimeHoweverLateRanksAre) {
+TEST_P(Windows, BitsMatchSerialExchangeForAnyDelayOfRanks) {
   const char* const spec = std::get<0>(GetParam());
   const StrategyKind strategy = std::get<1>(GetParam());
   const uint32_t window = std::get<2>(GetParam());
@@ -304,7 +304,7 @@ int64_t fail_at(const char* spec, StrategyKind strategy, int64_t at,
   return calls;
 }
 
-TEST(Window, AtEveryFailureOfTheEngineNothingIsLost) {
+TEST(Window, EngineFailureAtAnyCallLosesNothing) {
   for (const auto& [spec, strategy] : std::vector<std::pair<const char*, StrategyKind>>{
            {"3lc", StrategyKind::two_shot}, {"powersgd:rank=2", StrategyKind::native_sum}}) {
     std::map<uint32_t, uint32_t> batches;
@@ -315,7 +315,7 @@ TEST(Window, AtEveryFailureOfTheEngineNothingIsLost) {
   }
 }
 
-TEST(Window, APeersTroubleInOneExchangeStopsNoOther) {
+TEST(Window, FailureOfPeerInOneExchangeStopsNoOther) {
   const uint32_t world = 3;
   LoopbackHub hub(world, kPatience, {kAllSums, false});
   std::vector<std::jthread> threads;
@@ -350,7 +350,7 @@ TEST(Window, APeersTroubleInOneExchangeStopsNoOther) {
   }
 }
 
-TEST(Window, WhatHasNoPlaceInItIsRefused) {
+TEST(Window, BucketsThatDoNotFitAreRefused) {
   Options o;
   o.small_elements = 16;
   o.world = 2;
@@ -387,7 +387,7 @@ TEST(Window, WhatHasNoPlaceInItIsRefused) {
 
 /// As many as may be in flight at once are told that this rank cannot bring its bucket, each by an
 /// exchange of its own.
-TEST(Window, EveryShortExchangeInFlightMayTellOfAFailure) {
+TEST(Window, EveryShortExchangeInFlightMayReportFailure) {
   std::vector<Parameter> eight;
   for (int i = 0; i < 8; ++i) eight.push_back({"p" + std::to_string(i), 100, 1});
   Options o;
@@ -407,7 +407,7 @@ TEST(Window, EveryShortExchangeInFlightMayTellOfAFailure) {
 }
 
 /// By the session itself, however it is driven: `begins`, s or L each, and which it refuses.
-TEST(Window, LongExchangesHaveThePlacesOfTheWindowAndShortOnesTheRest) {
+TEST(Window, LongExchangesFillWindowAndShortOnesTheRest) {
   struct Begins {
     uint32_t window;
     const char *begins, *refused;
@@ -448,7 +448,7 @@ TEST(Window, LongExchangesHaveThePlacesOfTheWindowAndShortOnesTheRest) {
 }
 
 /// A layout whose exchange is in flight is not freed.
-TEST(Window, ReleaseLeavesWhatIsInFlight) {
+TEST(Window, ReleaseLeavesExchangesInFlight) {
   Options o;
   o.world = 2;
   o.window = 2;
@@ -465,7 +465,7 @@ TEST(Window, ReleaseLeavesWhatIsInFlight) {
   EXPECT_EQ(session->stats().layouts, 0U);
 }
 
-TEST(Cut, IsMadeBetweenParameters) {
+TEST(Cut, BucketsAreCutBetweenParameters) {
   const Layout whole = back_to_back(kModel, {0, 1, 2, 3, 4, 5});  // 3000 9 3000 2800 1 1155
   const auto sizes = [&](uint64_t bytes) {
     std::vector<uint64_t> all;

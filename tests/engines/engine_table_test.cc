@@ -25,7 +25,7 @@ std::vector<TableOutcome> run_on_all(uint32_t world, const TableOptions& options
 
 class EngineTable : public testing::TestWithParam<std::tuple<uint32_t, bool>> {};
 
-TEST_P(EngineTable, HoldsOverTheLoopback) {
+TEST_P(EngineTable, LoopbackPassesTable) {
   const auto [world, short_sends] = GetParam();
   LoopbackHub hub(world, std::chrono::seconds(60), {kAllSums, short_sends});
   const TableOptions options{.stride = kOnlyDefaults ? 15U : kOneWorld ? 3U : 1U};
@@ -82,7 +82,7 @@ TableOutcome with(Faulty::Fault fault, bool rank_order_sums) {
   return outcomes[1];
 }
 
-TEST(EngineTableItself, NoticesAFault) {
+TEST(EngineTableItself, TableDetectsFaults) {
   if (kOnlyDefaults) GTEST_SKIP() << "of threads it says nothing";
   EXPECT_TRUE(with(Faulty::Fault::none, true).passed());
   EXPECT_FALSE(with(Faulty::Fault::flipped_byte, false).passed());
@@ -93,7 +93,7 @@ TEST(EngineTableItself, NoticesAFault) {
 }
 
 /// Sessions of a stride, beginning with the first; all raw steps.
-TEST(EngineTableItself, TakesOneSessionInSoMany) {
+TEST(EngineTableItself, TableTakesEveryNthSession) {
   if (kOnlyDefaults) GTEST_SKIP() << "of threads it says nothing";
   const auto with_stride = [](uint32_t stride) {
     LoopbackHub hub(1);

@@ -34,7 +34,7 @@ Result<void> run_until_late(NcclEngine& engine) {
 
 // ---- what is not here ----
 
-TEST(NcclFind, SaysTheVersionAndWhetherAnEngineCanRun) {
+TEST(NcclFind, VersionAndUsabilityAreReported) {
   const Fake fake;
   const auto found = find_nccl(fake.libraries());
   ASSERT_TRUE(found);
@@ -46,7 +46,7 @@ TEST(NcclFind, SaysTheVersionAndWhetherAnEngineCanRun) {
   EXPECT_EQ(find_nccl(old.libraries())->version, "2.7.8");
 }
 
-TEST(NcclFind, SaysWhyNot) {
+TEST(NcclFind, ReasonForNoEngineIsReported) {
   const Fake fake(kNew, 0);
   EXPECT_EQ(find_nccl(fake.libraries())->why_not,
             "no GPU: cuInit failed: no CUDA-capable device is detected");
@@ -62,7 +62,7 @@ TEST(NcclFind, SaysWhyNot) {
   EXPECT_EQ(find_nccl(broken.libraries())->why_not, "cuDeviceGetCount failed: CUDA error 999");
 }
 
-TEST(NcclFind, IsAnErrorWithoutALibraryThatHasWhatItTakes) {
+TEST(NcclFind, UnsuitableLibraryIsError) {
   const Fake fake;
   const auto none = find_nccl({"/nonexistent/libnccl.so.2", fake.path()});
   ASSERT_FALSE(none);
@@ -79,7 +79,7 @@ TEST(NcclFind, IsAnErrorWithoutALibraryThatHasWhatItTakes) {
             "NCCL 2.6.4 cannot send messages: " + old.path());
 }
 
-TEST(NcclCreate, WhatRankZeroLacksIsEveryRanksError) {
+TEST(NcclCreate, LackOnRankZeroIsErrorOnAllRanks) {
   const Fake fake;
   fake->fail(-1, "ncclGetUniqueId", 3);
   Group group(fake, 3);
@@ -92,7 +92,7 @@ TEST(NcclCreate, WhatRankZeroLacksIsEveryRanksError) {
   EXPECT_EQ(fake.alive(), 0U);
 }
 
-TEST(NcclCreate, ADeviceThatIsNotThereIsNamed) {
+TEST(NcclCreate, MissingDeviceIsNamed) {
   const Fake fake(kNew, 1);
   Group group(fake, 2, kPatience);
   EXPECT_EQ(group.created(1).error().message,
@@ -102,7 +102,7 @@ TEST(NcclCreate, ADeviceThatIsNotThereIsNamed) {
   EXPECT_EQ(fake.alive(), 0U);
 }
 
-TEST(NcclCreate, ABroadcastThatFailsIsItsError) {
+TEST(NcclCreate, FailedBroadcastReturnsItsError) {
   const Fake fake;
   const auto created = NcclEngine::create({fake.libraries(), 1, 2, 1}, [](std::span<uint8_t>) {
     return Result<void>(Error{Errc::peer_failed, "the store is gone", {}});
@@ -114,7 +114,7 @@ TEST(NcclCreate, ABroadcastThatFailsIsItsError) {
 }
 
 /// The old one blocks: its thread stays behind, with what it uses.
-TEST(NcclCreate, ARankThatDoesNotComeIsGivenUp) {
+TEST(NcclCreate, MissingRankIsGivenUp) {
   for (const int version : {kNew, kOld}) {
     const Fake fake(version);
     Board board;
@@ -141,7 +141,7 @@ struct Failing {
 class NcclFails : public testing::TestWithParam<Failing> {};
 
 /// Rank 1's call fails; rank 0 waits for its time-out.
-TEST_P(NcclFails, WithAMessageThatNamesTheCall) {
+TEST_P(NcclFails, FailureNamesCall) {
   const Failing& failing = GetParam();
   const Fake fake;
   const bool early = std::string(failing.call) == "ncclCommInitRankConfig" ||
@@ -215,7 +215,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "cuStreamQuery failed on GPU 1: CUDA error 719"}),
     [](const auto& chosen) { return std::string(chosen.param.call); });
 
-TEST(NcclEngine, AnAsynchronousErrorAbortsAndIsSaidInNcclsWords) {
+TEST(NcclEngine, AsynchronousErrorAbortsWithNcclMessage) {
   const Fake fake;
   {
     Group group(fake, 2);
@@ -236,7 +236,7 @@ TEST(NcclEngine, AnAsynchronousErrorAbortsAndIsSaidInNcclsWords) {
   EXPECT_EQ(fake.alive(), 0U);
 }
 
-TEST(NcclEngine, ALateBatchIsAbortedAtTheDeadlineOfItsWait) {
+TEST(NcclEngine, LateBatchIsAbortedAtDeadlineOfItsWait) {
   const Fake fake;
   {
     Group group(fake, 2);
@@ -256,7 +256,7 @@ TEST(NcclEngine, ALateBatchIsAbortedAtTheDeadlineOfItsWait) {
   EXPECT_EQ(fake.alive(), 0U);
 }
 
-TEST(NcclEngine, AStreamThatHangsIsAbortedAfterTheTimeOut) {
+TEST(NcclEngine, HangingStreamIsAbortedAfterTimeout) {
   for (const int version : {kNew, kOld}) {
     const Fake fake(version);
     {
@@ -277,7 +277,7 @@ TEST(NcclEngine, AStreamThatHangsIsAbortedAfterTheTimeOut) {
 }
 
 /// Versions that block: a group that does not return is left behind, and aborted.
-TEST(NcclEngine, AnOldGroupThatBlocksIsLeftBehind) {
+TEST(NcclEngine, BlockingOldGroupIsAbandoned) {
   const Fake fake(kOld);
   {
     Group group(fake, 2);
@@ -301,7 +301,7 @@ std::vector<Created> impatient(const Fake& fake) {
 constexpr uint64_t kOneRanks = 4;  // two pieces of memory, stream, context
 
 /// Freeing memory waits for all that runs on the GPU.
-TEST(NcclEngine, WhatAnAbortThatBlocksMayUseIsNotFreed) {
+TEST(NcclEngine, MemoryOfBlockingAbortIsNotFreed) {
   const Fake fake;
   {
     auto created = impatient(fake);
@@ -316,7 +316,7 @@ TEST(NcclEngine, WhatAnAbortThatBlocksMayUseIsNotFreed) {
   EXPECT_TRUE(fake.becomes(kOneRanks));
 }
 
-TEST(NcclEngine, WhatAStreamThatOutlivesTheAbortUsesIsNotFreed) {
+TEST(NcclEngine, MemoryOfStreamThatOutlivesAbortIsNotFreed) {
   const Fake fake;
   {
     auto created = impatient(fake);
@@ -332,7 +332,7 @@ TEST(NcclEngine, WhatAStreamThatOutlivesTheAbortUsesIsNotFreed) {
   fake->reset(kNew, 8);
 }
 
-TEST(NcclEngine, AnAsynchronousErrorEndsAWait) {
+TEST(NcclEngine, AsynchronousErrorEndsWait) {
   const Fake fake;
   {
     Group group(fake, 2);
@@ -348,7 +348,7 @@ TEST(NcclEngine, AnAsynchronousErrorEndsAWait) {
   EXPECT_EQ(fake.alive(), 0U);
 }
 
-TEST(NcclEngine, AnEndThatBlocksIsBounded) {
+TEST(NcclEngine, BlockingEndIsBounded) {
   for (const char* call : {"ncclCommFinalize", "ncclCommDestroy"}) {
     const Fake fake;
     Board board;
@@ -363,7 +363,7 @@ TEST(NcclEngine, AnEndThatBlocksIsBounded) {
 
 #if !defined(LACONIC_ASAN) && !defined(LACONIC_TSAN)
 /// Without memory for a thread that ends it, the communicator stays.
-TEST(NcclEngine, AnEndWithoutMemoryLeavesItBehind) {
+TEST(NcclEngine, EndWithoutMemoryAbandonsGroup) {
   constexpr int64_t kTaken = 3;  // what is called then allocates in the fake
   for (int64_t failing = 0; failing < kTaken; ++failing) {
     const Fake fake;
@@ -378,7 +378,7 @@ TEST(NcclEngine, AnEndWithoutMemoryLeavesItBehind) {
 }
 #endif
 
-TEST(NcclEngine, MayEndWhileABatchWaits) {
+TEST(NcclEngine, EngineMayEndWhileBatchWaits) {
   const Fake fake;
   {
     Group group(fake, 2);

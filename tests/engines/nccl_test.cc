@@ -39,7 +39,7 @@ std::string between_copies(uint64_t bytes, const std::string& calls) {
 
 // ---- steps as calls ----
 
-TEST(NcclCallsOf, ASum) {
+TEST(NcclCallsOf, SumUsesExpectedCalls) {
   EXPECT_EQ(calls_of([](NcclEngine& engine) {
               std::vector<float> lanes(100);
               run_one(engine, sum_of(lanes));
@@ -47,7 +47,7 @@ TEST(NcclCallsOf, ASum) {
             between_copies(512, "ncclAllReduce 100 float32 in place\n"));
 }
 
-TEST(NcclCallsOf, AGatherOfEqualLengths) {
+TEST(NcclCallsOf, GatherOfEqualLengthsUsesExpectedCalls) {
   EXPECT_EQ(calls_of([](NcclEngine& engine) {
               Moves moves(engine.rank(), 3, [](uint32_t, uint32_t) { return 20; });
               run_one(engine, moves.all_gather());
@@ -55,7 +55,7 @@ TEST(NcclCallsOf, AGatherOfEqualLengths) {
             between_copies(256, "ncclAllGather 20\n"));
 }
 
-TEST(NcclCallsOf, ARaggedGatherWhereOneRankHasNothing) {
+TEST(NcclCallsOf, RaggedGatherWithEmptyRankUsesExpectedCalls) {
   EXPECT_EQ(calls_of([](NcclEngine& engine) {
               Moves moves(engine.rank(), 3, [](uint32_t from, uint32_t) { return 10 * from; });
               run_one(engine, moves.all_gather());
@@ -66,7 +66,7 @@ TEST(NcclCallsOf, ARaggedGatherWhereOneRankHasNothing) {
                            "ncclRecv 20 from 2\n"));
 }
 
-TEST(NcclCallsOf, AnAllToAll) {
+TEST(NcclCallsOf, AllToAllUsesExpectedCalls) {
   EXPECT_EQ(calls_of([](NcclEngine& engine) {
               Moves moves(engine.rank(), 3,
                           [](uint32_t from, uint32_t to) { return 1 + 10 * from + to; });
@@ -79,7 +79,7 @@ TEST(NcclCallsOf, AnAllToAll) {
                            "ncclRecv 22 from 2\n"));
 }
 
-TEST(NcclCallsOf, MessagesOfWhichSomeGoOneWay) {
+TEST(NcclCallsOf, OneWayMessagesUseExpectedCalls) {
   EXPECT_EQ(calls_of([](NcclEngine& engine) {  // a ring
               Bytes out(300), in(300);
               const uint32_t next = (engine.rank() + 1) % 3, before = (engine.rank() + 2) % 3;
@@ -92,7 +92,7 @@ TEST(NcclCallsOf, MessagesOfWhichSomeGoOneWay) {
                            "ncclRecv 300 from 0\n"));
 }
 
-TEST(NcclCallsOf, ABatchAreOneGroupAndOneCopyEachWay) {
+TEST(NcclCallsOf, BatchUsesOneGroupAndOneCopyEachWay) {
   EXPECT_EQ(calls_of([](NcclEngine& engine) {
               std::vector<float> lanes(3);
               std::vector<uint16_t> halves(7);
@@ -114,7 +114,7 @@ TEST(NcclCallsOf, ABatchAreOneGroupAndOneCopyEachWay) {
                            "ncclAllReduce 7 bfloat16 in place\n"));
 }
 
-TEST(NcclCallsOf, NothingIsNothing) {
+TEST(NcclCallsOf, EmptyBatchMakesNoCall) {
   EXPECT_EQ(calls_of([](NcclEngine& engine) {
               std::vector<float> none;
               Moves empty(engine.rank(), 3, [](uint32_t, uint32_t) { return 0; });
@@ -126,7 +126,7 @@ TEST(NcclCallsOf, NothingIsNothing) {
             "");
 }
 
-TEST(NcclCallsOf, AnEngineFromItsBeginningToItsEnd) {
+TEST(NcclCallsOf, EngineLifetimeUsesExpectedCalls) {
   const Fake fake;
   {
     Group group(fake, 2);
@@ -160,7 +160,7 @@ TEST(NcclCallsOf, AnEngineFromItsBeginningToItsEnd) {
 
 class NcclTable : public testing::TestWithParam<std::tuple<int, uint32_t>> {};
 
-TEST_P(NcclTable, HoldsOverTheFakeLibrary) {
+TEST_P(NcclTable, FakeLibraryPassesTable) {
   const auto [version, world] = GetParam();
   const Fake fake(version);
   {
@@ -188,7 +188,7 @@ INSTANTIATE_TEST_SUITE_P(All, NcclTable, testing::ValuesIn(kTables));
 
 constexpr uint32_t kWithoutBfloat16 = kAllSums & ~(1U << static_cast<uint32_t>(DType::bf16));
 
-TEST(NcclEngine, AddsBfloat16FromItsTenthVersionOn) {
+TEST(NcclEngine, Bfloat16IsAddedSinceVersionTen) {
   for (const auto& [version, sums] : {std::pair(kOld, kWithoutBfloat16),
                                       {20999, kWithoutBfloat16},
                                       {21003, kAllSums},
@@ -209,7 +209,7 @@ TEST(NcclEngine, AddsBfloat16FromItsTenthVersionOn) {
   }
 }
 
-TEST(NcclEngine, StepsThatNobodyCouldExecuteAreRefused) {
+TEST(NcclEngine, ImpossibleStepsAreRefused) {
   uint8_t byte = 0;
   const std::vector<uint64_t> two(2, 1), one(1, 1), zeros(2, 0), more{2, 2};
   const std::vector<Message> to_itself{{0, &byte, 1, nullptr, 0}},

@@ -41,7 +41,7 @@ PluginOptions member(const std::string& group, uint32_t rank, uint32_t world) {
   return options;
 }
 
-TEST(Plugin, AnEngineBehindTheBoundaryPassesTheTable) {
+TEST(Plugin, PluginEnginePassesTable) {
   for (const uint32_t world : {1U, 3U}) {
     std::vector<std::unique_ptr<Engine>> engines;
     for (uint32_t r = 0; r < world; ++r) {
@@ -62,7 +62,7 @@ TEST(Plugin, AnEngineBehindTheBoundaryPassesTheTable) {
   }
 }
 
-TEST(Plugin, SaysWhatItIs) {
+TEST(Plugin, PluginDescribesItself) {
   const auto table = load_plugin(built("fake_plugin"));
   ASSERT_TRUE(table) << table.error().message;
   EXPECT_STREQ((*table)->engine, "fake");
@@ -70,7 +70,7 @@ TEST(Plugin, SaysWhatItIs) {
   EXPECT_EQ((*table)->version, uint32_t{LACONIC_PLUGIN_VERSION});
 }
 
-TEST(Plugin, WhatIsNoneOfThisVersionIsRefused) {
+TEST(Plugin, OtherVersionIsRefused) {
   const std::string damaged = testing::TempDir() + "/libdamaged_plugin.so";
   {
     std::ifstream whole(built("fake_plugin"), std::ios::binary);
@@ -100,14 +100,14 @@ TEST(Plugin, WhatIsNoneOfThisVersionIsRefused) {
   }
 }
 
-TEST(Plugin, AnEngineThatCannotBeOpenedSaysWhy) {
+TEST(Plugin, FailureToOpenGivesReason) {
   const auto refused = open_plugin(built("fake_plugin"));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Errc::invalid_argument);
   EXPECT_EQ(refused.error().message, "fake: rank, world and rendezvous are needed");
 }
 
-TEST(Plugin, ATimeOutEndsTheWaitAndKeepsTheBatchsMemory) {
+TEST(Plugin, TimeoutEndsWaitAndKeepsMemoryOfBatch) {
 #if defined(LACONIC_ASAN)
   const __lsan::ScopedDisabler never_freed;
 #endif
@@ -163,7 +163,7 @@ class PluginTable : public testing::Test {
   std::array<char, 200> message_{};
 };
 
-TEST_F(PluginTable, NullPointersAndWrongSizesAreCodes) {
+TEST_F(PluginTable, NullPointersAndWrongSizesReturnCodes) {
   float x = 1;
   const laconic_step step = sum(&x);
   laconic_engine* other = nullptr;
@@ -197,7 +197,7 @@ TEST_F(PluginTable, NullPointersAndWrongSizesAreCodes) {
   table_->close(nullptr);
 }
 
-TEST_F(PluginTable, StepsOutsideTheRulesAreRefusedAndTheEngineGoesOn) {
+TEST_F(PluginTable, InvalidStepsAreRefusedAndEngineContinues) {
   float x = 1;
   const std::array<uint64_t, 1> one{1};
   const laconic_message to_itself{0, 0, &x, 4, &x, 4};
@@ -227,7 +227,7 @@ TEST_F(PluginTable, StepsOutsideTheRulesAreRefusedAndTheEngineGoesOn) {
   EXPECT_EQ(x, 1.0F);
 }
 
-TEST_F(PluginTable, MessagesAreCutToFitAndNobodyNeedsThem) {
+TEST_F(PluginTable, MessagesAreTruncatedAndOptional) {
   std::array<char, 8> room;
   room.fill('x');
   EXPECT_EQ(table_->wait(engine_, 99, 1.0, room.data(), 5),
@@ -239,7 +239,7 @@ TEST_F(PluginTable, MessagesAreCutToFitAndNobodyNeedsThem) {
             static_cast<int32_t>(Errc::exchange_order));
 }
 
-TEST_F(PluginTable, SixteenBatchesAtATime) {
+TEST_F(PluginTable, SixteenBatchesRunAtOnce) {
   std::array<float, 17> x{};
   std::vector<uint64_t> tickets;
   for (uint32_t turn = 0; turn < 2; ++turn) {

@@ -93,7 +93,7 @@ class BoardLaw : public testing::TestWithParam<bool> {
   std::vector<std::unique_ptr<Board>> boards_;
 };
 
-TEST_P(BoardLaw, WhatIsWrittenFirstStays) {
+TEST_P(BoardLaw, FirstWriteWins) {
   EXPECT_EQ(text(boards_[1]->get("a", later())), "");
   EXPECT_EQ(text(boards_[1]->put("a", "one", later())), "one");
   EXPECT_EQ(text(boards_[2]->put("a", "two", later())), "one");
@@ -146,7 +146,7 @@ TEST_P(BoardLaw, RanksMeet) {
   for (const auto& one : met) EXPECT_TRUE(one) << one.error().message;
 }
 
-TEST_P(BoardLaw, AForeignCardIsRefused) {
+TEST_P(BoardLaw, ForeignCardIsRefused) {
   ASSERT_TRUE(boards_[1]->put("rank.1", std::string("laconic 1, a world of \n\0x", 25), later()));
   const auto met = meet(*boards_[0], 0, 4, kLong, later());
   ASSERT_FALSE(met);
@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, BoardLaw, testing::Bool(),
 
 // ---- folders ----
 
-TEST(FolderBoard, FilesThatAreNoValuesAreRefusedAndNeverWaitedFor) {
+TEST(FolderBoard, InvalidFilesAreRefusedAndNeverAwaited) {
   const Folder folder;
   FolderBoard board(folder.path());
   const auto write = [&](const std::string& name, const std::string& bytes) {
@@ -208,7 +208,7 @@ std::string frame(uint8_t kind, const std::string& key, const std::string& value
   return detail::encode(static_cast<detail::Kind>(kind), key, value);
 }
 
-TEST_F(TcpServer, RefusesNonsenseAndServesTheOthers) {
+TEST_F(TcpServer, InvalidRequestsAreRefusedAndOthersServed) {
   listen(4);
   const auto good = client();
   EXPECT_EQ(text(good->put("a", "x", later())), "x");
@@ -229,7 +229,7 @@ TEST_F(TcpServer, RefusesNonsenseAndServesTheOthers) {
   }
 }
 
-TEST_F(TcpServer, ClosesOnThoseWhoSayNothingOrStopInTheMiddle) {
+TEST_F(TcpServer, SilentAndStalledClientsAreClosed) {
   listen(4, milliseconds(50));
   auto good = client();
   while (text(good->put("a", "x", later())) != "x") good = client();  // it came too late to speak
@@ -240,7 +240,7 @@ TEST_F(TcpServer, ClosesOnThoseWhoSayNothingOrStopInTheMiddle) {
   EXPECT_EQ(text(good->get("a", later())), "x") << "one that has spoken may be silent";
 }
 
-TEST_F(TcpServer, ACrowdDoesNotKeepOthersFromBeingServed) {
+TEST_F(TcpServer, CrowdDoesNotBlockOthers) {
   listen(1);
   const auto good = client();
   EXPECT_EQ(text(good->put("a", "x", later())), "x");
@@ -251,7 +251,7 @@ TEST_F(TcpServer, ACrowdDoesNotKeepOthersFromBeingServed) {
 }
 
 /// Answers that nobody reads do not pile up.
-TEST_F(TcpServer, ReadsNoMoreOfThoseWhoDoNotReadAnswers) {
+TEST_F(TcpServer, ClientsThatReadNoAnswersAreThrottled) {
   listen(4);
   const auto good = client();
   EXPECT_EQ(text(good->put("large", std::string(kMaxValue, 'x'), later())).size(), kMaxValue);
@@ -263,7 +263,7 @@ TEST_F(TcpServer, ReadsNoMoreOfThoseWhoDoNotReadAnswers) {
   EXPECT_EQ(text(good->get("large", later())).size(), kMaxValue);
 }
 
-TEST_F(TcpServer, IsFullAtSomeTime) {
+TEST_F(TcpServer, ServerRefusesClientsAboveItsLimit) {
   listen(4);
   const auto good = client();
   std::string said;
@@ -277,7 +277,7 @@ TEST_F(TcpServer, IsFullAtSomeTime) {
   EXPECT_TRUE(said.ends_with(" is full")) << said;
 }
 
-TEST_F(TcpServer, NewsOutliveIt) {
+TEST_F(TcpServer, NewsOutlivesServer) {
   listen(4);
   const auto a = client(), b = client();
   EXPECT_EQ(text(b->get("x", later())), "");
@@ -293,7 +293,7 @@ TEST_F(TcpServer, NewsOutliveIt) {
 }
 
 /// A rank that comes when the others have given up hears why.
-TEST_F(TcpServer, AMeetingThatHasFailedIsToldToLatecomers) {
+TEST_F(TcpServer, FailedMeetingIsReportedToLatecomers) {
   listen(3);
   const auto first = client();
   EXPECT_EQ(text(first->put(std::string(kMeeting), "63 rank 2 did not come", later())),
@@ -336,7 +336,7 @@ class Impostor {
   std::jthread thread_;
 };
 
-TEST(TcpBoard, ServersThatAreSilentOrSpeakNonsenseAreLeft) {
+TEST(TcpBoard, SilentAndInvalidServersAreLeft) {
   const auto asked = [](const std::string& answer) {
     const Impostor impostor(answer);
     auto board = TcpBoard::open("127.0.0.1", impostor.port(), 1, 2, later());
@@ -355,7 +355,7 @@ TEST(TcpBoard, ServersThatAreSilentOrSpeakNonsenseAreLeft) {
   EXPECT_EQ(asked("LCN1"), "peer_failed, is gone");
 }
 
-TEST(TcpBoard, TakeIsTotal) {
+TEST(TcpBoard, ParserIsTotal) {
   std::mt19937 random(7);
   const std::string valid =
       frame(1, "rank.3", "value") + frame(2, "x", "") + frame(4, "news.a", "b");
@@ -374,7 +374,7 @@ TEST(TcpBoard, TakeIsTotal) {
   }
 }
 
-TEST(News, AreReadWhateverTheyHold) {
+TEST(News, AnyNewsIsRead) {
   const auto read = [](const std::string& bytes) {
     const Error e = read_news(bytes, "hint");
     return std::string(errc_name(e.code)) + ": " + e.message;

@@ -71,7 +71,7 @@ class Noting final : public Engine {
   uint64_t started_ = 0, first_ = 0;
 };
 
-TEST(WireAlone, IsTheSameBatchesInTheSameOrderWithMemoryOfItsOwn) {
+TEST(WireAlone, WireAloneRepeatsBatchesInOrderWithOwnMemory) {
   Noting below;
   RecordedEngine engine(below);
   EXPECT_EQ(engine.rank(), 1U);

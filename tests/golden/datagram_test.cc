@@ -26,7 +26,7 @@ std::vector<uint8_t> unhex(const std::string& text) {
   return bytes;
 }
 
-TEST(GoldenDatagrams, ReadersSayWhatTheManifestSays) {
+TEST(GoldenDatagrams, ReadersMatchManifest) {
   ASSERT_GT(items_of(manifest(), "datagrams").size(), 40U);
   for (const auto& [_, entry] : items_of(manifest(), "datagrams")) {
     DatagramCase c;

@@ -58,7 +58,7 @@ void expect_fields(const FrameView& view, const Json& f) {
   EXPECT_EQ(view.payload.size(), number_of(f, "payload_bytes"));
 }
 
-TEST(Golden, frames_say_what_the_manifest_says) {
+TEST(Golden, FramesMatchManifest) {
   ASSERT_GT(items_of(manifest(), "frames").size(), 40U);
   for (const auto& [_, entry] : items_of(manifest(), "frames")) {
     SCOPED_TRACE(text_of(entry, "file"));
@@ -71,7 +71,7 @@ TEST(Golden, frames_say_what_the_manifest_says) {
   }
 }
 
-TEST(Golden, frames_decode_to_the_recorded_bits_on_every_instruction_set) {
+TEST(Golden, FramesDecodeToRecordedBitsOnEveryIsa) {
   for (const auto& [_, entry] : items_of(manifest(), "frames")) {
     if (entry["values"].is_null()) continue;
     const Buffer bytes = read_file(kDir / text_of(entry, "file"));
@@ -86,7 +86,7 @@ TEST(Golden, frames_decode_to_the_recorded_bits_on_every_instruction_set) {
   }
 }
 
-TEST(Golden, payloads_are_refused_as_the_manifest_says) {
+TEST(Golden, PayloadsAreRefusedAsListed) {
   int refused = 0;
   for (const auto& [_, entry] : items_of(manifest(), "frames")) {
     if (entry["payload"].is_null()) continue;
@@ -101,7 +101,7 @@ TEST(Golden, payloads_are_refused_as_the_manifest_says) {
 
 // Not a promise of the format (a later encoder may choose better), but nothing may change
 // unnoticed.
-TEST(Golden, encoders_still_write_these_bytes) {
+TEST(Golden, EncodersStillWriteTheseBytes) {
   for (const CodecCase& c : codec_cases()) {
     const fs::path file = kDir / "frames" / (file_of(c) + ".frame");
     const FrameInfo header = header_of(c);
@@ -113,7 +113,7 @@ TEST(Golden, encoders_still_write_these_bytes) {
   }
 }
 
-TEST(Golden, every_codec_has_frames) {
+TEST(Golden, EveryCodecHasFrames) {
   std::set<std::string> files;
   for (const auto& [_, entry] : items_of(manifest(), "frames"))
     files.insert(text_of(entry, "file"));
@@ -165,7 +165,7 @@ void expect_contents(const BundleView& view, const Json& c) {
   }
 }
 
-TEST(Golden, bundles_say_what_the_manifest_says) {
+TEST(Golden, BundlesMatchManifest) {
   ASSERT_GT(items_of(manifest(), "bundles").size(), 20U);
   for (const auto& [_, entry] : items_of(manifest(), "bundles")) {
     SCOPED_TRACE(text_of(entry, "file"));

@@ -89,7 +89,7 @@ class GlooFall : public testing::TestWithParam<Fall> {
 
 class GlooKill : public GlooFall {};
 
-TEST_P(GlooKill, IsHeardByAllWithTheRankAndANewGroupGoesOn) {
+TEST_P(GlooKill, DeathIsReportedWithRankAndNewGroupWorks) {
   const uint32_t victim = GetParam().victim;
   const std::string next = GetParam().tcp ? Place::port() : place_.folder("b");
   fall(SIGKILL, kLong, {1},
@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Phases, GlooKill,
 
 class GlooStall : public GlooFall {};
 
-TEST_P(GlooStall, IsATimeOutThatNamesTheRankAndLeavesTheMemoryAlone) {
+TEST_P(GlooStall, StallTimesOutWithRankAndMemoryStays) {
   const uint32_t victim = GetParam().victim;
   std::vector<uint32_t> others;
   survivors([&](uint32_t r) { others.push_back(r); });
@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(Phases, GlooStall, testing::ValuesIn(falls({{false, 2},
                          name_of);
 
 /// run() itself, without start and wait.
-TEST(GlooRun, HearsOfADeathToo) {
+TEST(GlooRun, DeathIsDetected) {
   constexpr uint32_t kWorld = 4;
   const Place place;
   Processes ranks(kWorld, [&](uint32_t rank, const Stage& stage) {
@@ -162,7 +162,7 @@ TEST(GlooRun, HearsOfADeathToo) {
 }
 
 /// Gloo itself ends no wait for a message of which a part has arrived.
-TEST(GlooRun, HearsOfADeathInTheMiddleOfAMessage) {
+TEST(GlooRun, DeathMidMessageIsDetected) {
   constexpr uint32_t kWorld = 2;
   constexpr uint64_t kBig = uint64_t{256} << 20;
   const Place place;
@@ -193,7 +193,7 @@ TEST(GlooRun, HearsOfADeathInTheMiddleOfAMessage) {
 // ---- the end ----
 
 /// Rank 0 ends its engine while others still need each other, but not rank 0.
-TEST(GlooEnd, InPeaceDisturbsNobody) {
+TEST(GlooEnd, NormalEndDisturbsNoRank) {
   constexpr uint32_t kWorld = 3;
   for (const bool tcp : {false, true}) {
     const Place place;
@@ -233,7 +233,7 @@ TEST(GlooEnd, InPeaceDisturbsNobody) {
   }
 }
 
-TEST(GlooEnd, InTheMiddleOfABatchMakesItReturn) {
+TEST(GlooEnd, EndMidBatchMakesItReturn) {
   const Place place;
   Processes ranks(2, [&](uint32_t rank, const Stage& stage) {
     auto engine = join(stage, options(rank, 2, place.folder()));
@@ -257,7 +257,7 @@ TEST(GlooEnd, InTheMiddleOfABatchMakesItReturn) {
 }
 
 /// The last batch of a group that ends at once, many times.
-TEST(GlooEnd, LosesNothingOfTheLastBatch) {
+TEST(GlooEnd, EndLosesNothingOfLastBatch) {
   constexpr uint32_t kWorld = 4, kTimes = 8;
   const Place place;
   for (uint32_t turn = 0; turn < kTimes; ++turn) place.folder(std::to_string(turn));
@@ -283,7 +283,7 @@ struct Training {
 class GlooSession : public testing::TestWithParam<Training> {};
 
 /// Rank 2 dies in the first exchange: all that the others were to send stays in their residuals.
-TEST_P(GlooSession, LosesNothingOfTheLivingWhenARankDies) {
+TEST_P(GlooSession, DeadRankCostsSurvivorsNothing) {
   constexpr uint32_t kWorld = 4;
   constexpr uint64_t kRows = 300, kCols = 700;
   const Place place;

@@ -21,7 +21,7 @@ std::vector<std::string> meet(uint32_t count, const std::function<GlooOptions(ui
   return said;
 }
 
-TEST(GlooMeeting, NamesTheRanksThatDoNotCome) {
+TEST(GlooMeeting, MissingRanksAreNamed) {
   for (const bool tcp : {false, true}) {
     const Place place;
     const std::string where = tcp ? Place::port() : place.folder();
@@ -34,7 +34,7 @@ TEST(GlooMeeting, NamesTheRanksThatDoNotCome) {
   EXPECT_TRUE(alone[0].starts_with("timed_out: rank 0 does not listen at 127.0.0.1:")) << alone[0];
 }
 
-TEST(GlooMeeting, AnotherWorldOnOneRankIsEveryRanksError) {
+TEST(GlooMeeting, DifferentWorldOnOneRankIsErrorOnAll) {
   for (const uint32_t wrong : {3U, 5U}) {
     const Place place;
     const std::string where = wrong == 3 ? Place::port() : place.folder();
@@ -48,7 +48,7 @@ TEST(GlooMeeting, AnotherWorldOnOneRankIsEveryRanksError) {
   }
 }
 
-TEST(GlooMeeting, AFolderServesOneJob) {
+TEST(GlooMeeting, FolderServesOneJob) {
   const Place place;
   const auto first = meet(2, [&](uint32_t r) { return options(r, 2, place.folder()); });
   EXPECT_EQ(first, (std::vector<std::string>{"ok", "ok"}));
@@ -61,7 +61,7 @@ TEST(GlooMeeting, AFolderServesOneJob) {
 
 /// Ranks 0 and 1 of one job, and rank 1 of another: the second of a rank is refused, and those who
 /// wait hear of it.
-TEST(GlooMeeting, TwoJobsAtOnePlaceAreRefused) {
+TEST(GlooMeeting, TwoJobsInOneFolderAreRefused) {
   for (const bool tcp : {false, true}) {
     const Place place;
     const std::string where = tcp ? Place::port() : place.folder();
@@ -83,7 +83,7 @@ TEST(GlooMeeting, TwoJobsAtOnePlaceAreRefused) {
       << a << "; " << b;
 }
 
-TEST(GlooMeeting, SaysWhatIsWrongWithTheOptions) {
+TEST(GlooMeeting, BadOptionsAreNamed) {
   const auto said = [](const GlooOptions& wanted) { return text(GlooEngine::create(wanted)); };
   EXPECT_EQ(said({.rank = 2, .world = 2}), "invalid_argument: there is no rank 2 in a world of 2");
   EXPECT_EQ(said({.rank = 0, .world = 0}), "invalid_argument: there is no rank 0 in a world of 0");
@@ -118,7 +118,7 @@ void come_and_be_gone(uint32_t world, const std::string& where, const Stage& sta
 
 // Gloo waits for each connection five times as long as it is told. A machine that stands still for
 // longer than the ranks have to meet is given more.
-TEST(GlooMeeting, NamesARankThatIsGoneWhileTheyMeetByOneDeadline) {
+TEST(GlooMeeting, RankLostDuringMeetingIsNamedByOneDeadline) {
   std::string said[2];
   for (auto timeout = milliseconds(500); timeout < kLong; timeout *= 2) {
     const Place place;
@@ -135,7 +135,7 @@ TEST(GlooMeeting, NamesARankThatIsGoneWhileTheyMeetByOneDeadline) {
   }
 }
 
-TEST(GlooMeeting, AnUnknownInterfaceIsEveryRanksError) {
+TEST(GlooMeeting, UnknownInterfaceIsErrorOnAllRanks) {
   const Place place;
   const auto said = meet(2, [&](uint32_t r) {
     auto wanted = options(r, 2, place.folder());

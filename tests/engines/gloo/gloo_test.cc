@@ -18,7 +18,7 @@ namespace {
 
 class GlooTable : public testing::TestWithParam<uint32_t> {};
 
-TEST_P(GlooTable, IsPassed) {
+TEST_P(GlooTable, GlooPassesTable) {
   const uint32_t world = GetParam();
   const Place place;
   const std::string where = world == 4 ? Place::port() : place.folder();
@@ -49,7 +49,7 @@ std::string policies() {
 
 /// Gloo's own thread is the one that takes no core from another; the caller, and threads that begin
 /// later, are as they were. Who has given all its threads another policy keeps it.
-TEST(GlooThreads, DoNotTakeACoreFromAnother) {
+TEST(GlooThreads, ThreadsTakeNoCoreFromOthers) {
   static_assert(SCHED_OTHER == 0 && SCHED_BATCH == 3 && SCHED_IDLE == 5);
   const Place place, idle;
   Processes ranks(4, [&](uint32_t rank, const Stage& stage) {
@@ -77,7 +77,7 @@ TEST(GlooThreads, DoNotTakeACoreFromAnother) {
 // ---- batches in flight ----
 
 /// Rank 2 comes to the first batch when rank 1 has what rank 0 sends it in the second.
-TEST(GlooInFlight, ALaterBatchIsUnderWayWhileAnEarlierOneWaits) {
+TEST(GlooInFlight, LaterBatchRunsWhileEarlierOneWaits) {
   const Place place;
   Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
     const auto engine = join(stage, options(rank, 3, place.folder()));
@@ -112,7 +112,7 @@ TEST(GlooInFlight, ALaterBatchIsUnderWayWhileAnEarlierOneWaits) {
 }
 
 /// As many as there may be, with sums between, and waited for in another order.
-TEST(GlooInFlight, SumsAndMessagesDoNotDisturbEachOther) {
+TEST(GlooInFlight, SumsAndMessagesDoNotInterfere) {
   const Place place;
   Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
     const auto engine = join(stage, options(rank, 3, place.folder()));
@@ -142,7 +142,7 @@ TEST(GlooInFlight, SumsAndMessagesDoNotDisturbEachOther) {
 }
 
 /// Before rank 2 has come to the sum, what rank 0 sends behind it does not reach rank 1.
-TEST(GlooInFlight, NothingIsUnderWayBehindASumThatIsNotOver) {
+TEST(GlooInFlight, NothingStartsAfterUnfinishedSum) {
   const Place place;
   Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
     const auto engine = join(stage, options(rank, 3, place.folder()));
@@ -168,7 +168,7 @@ TEST(GlooInFlight, NothingIsUnderWayBehindASumThatIsNotOver) {
 }
 
 /// Of two ranks that have not come the one that a batch of messages needs.
-TEST(GlooInFlight, ATimeOutNamesThoseWhomTheBatchNeeds) {
+TEST(GlooInFlight, TimeoutNamesRanksNeededByBatch) {
   const Place place;
   Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
     const auto engine = join(stage, options(rank, 3, place.folder()));
@@ -187,7 +187,7 @@ TEST(GlooInFlight, ATimeOutNamesThoseWhomTheBatchNeeds) {
 
 /// Rank 0 waits for both others. Rank 1 says that it waits as well, a tenth of a second behind the
 /// time-out: one run of several has to show it, where the machine lets it be in time.
-TEST(GlooInFlight, ARankThatIsAboutToSayThatItWaitsIsNotNamed) {
+TEST(GlooInFlight, RankAboutToReportItsWaitIsNotNamed) {
   constexpr int kRuns = 8;
   std::string said;
   for (int run = 0; run < kRuns && !said.starts_with("timed_out: rank 2 did not answer"); ++run) {
@@ -221,7 +221,7 @@ TEST(GlooInFlight, ARankThatIsAboutToSayThatItWaitsIsNotNamed) {
 }
 
 /// A thread that closes a connection waits for Gloo's thread, which waits for nobody then.
-TEST(GlooInFlight, TheEndDoesNotMeetWhatIsBeingPosted) {
+TEST(GlooInFlight, EndDoesNotRaceWithPosting) {
   constexpr uint32_t kRounds = 25;
   const Place place;
   Processes ranks(2, [&](uint32_t rank, const Stage& stage) {
@@ -241,7 +241,7 @@ TEST(GlooInFlight, TheEndDoesNotMeetWhatIsBeingPosted) {
 }
 
 /// Neither by a batch that was under way behind the one that failed nor by one that begins later.
-TEST(GlooInFlight, NoMemoryIsUsedWhenTheGroupIsOver) {
+TEST(GlooInFlight, MemoryIsUnusedAfterEndOfGroup) {
   const Place place;
   Processes ranks(2, [&](uint32_t rank, const Stage& stage) {
     const auto engine = join(stage, options(rank, 2, place.folder()));
@@ -283,7 +283,7 @@ std::string plugin_file() {
          LACONIC_GLOO_PLUGIN;
 }
 
-TEST(GlooPlugin, PassesTheTable) {
+TEST(GlooPlugin, PluginPassesTable) {
   const Place place;
   Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
     auto engine = transport::open_plugin(plugin_file(), plugged(rank, 3, place.folder()));
@@ -296,7 +296,7 @@ TEST(GlooPlugin, PassesTheTable) {
   for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(ranks.heard(r), "passed");
 }
 
-TEST(GlooPlugin, SaysWhatItIsAndWhatIsWrong) {
+TEST(GlooPlugin, PluginDescribesItselfAndErrors) {
   Processes ranks(1, [&](uint32_t, const Stage& stage) {
     const auto table = transport::load_plugin(plugin_file());
     stage.say(table ? std::string((*table)->engine) + ", " + (*table)->library : text(table));
@@ -311,7 +311,7 @@ TEST(GlooPlugin, SaysWhatItIsAndWhatIsWrong) {
 }
 
 /// An exception of Gloo's is caught in the plug-in, and its fault is told through it.
-TEST(GlooPlugin, TellsWhoIsGone) {
+TEST(GlooPlugin, PluginNamesLostRank) {
   constexpr uint32_t kWorld = 3;
   const Place place;
   Processes ranks(kWorld, [&](uint32_t rank, const Stage& stage) {
@@ -334,7 +334,7 @@ TEST(GlooPlugin, TellsWhoIsGone) {
 // ---- sums ----
 
 /// Two ranks have one order of summing: 16-bit lanes are those of one rounded addition.
-TEST(GlooSums, RoundAsLanesDo) {
+TEST(GlooSums, SumsRoundLikeAddition) {
   constexpr uint64_t kCount = 5001;
   const Place place;
   Processes ranks(2, [&](uint32_t rank, const Stage& stage) {
@@ -360,7 +360,7 @@ TEST(GlooSums, RoundAsLanesDo) {
   for (const uint32_t r : {0U, 1U, 0U, 1U}) EXPECT_EQ(ranks.heard(r), "equal");
 }
 
-TEST(GlooSums, AreTheSameBitsOnAllRanks) {
+TEST(GlooSums, SumsHaveSameBitsOnAllRanks) {
   constexpr uint32_t kWorld = 4;
   const Place place;
   Processes ranks(kWorld, [&](uint32_t rank, const Stage& stage) {
@@ -380,7 +380,7 @@ TEST(GlooSums, AreTheSameBitsOnAllRanks) {
 
 // ---- one rank ----
 
-TEST(GlooEngineAlone, NeedsNobody) {
+TEST(GlooEngineAlone, OneRankNeedsNoPeer) {
   auto engine = GlooEngine::create({});
   ASSERT_TRUE(engine) << text(engine);
   for (const StepKind kind :

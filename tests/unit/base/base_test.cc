@@ -15,7 +15,7 @@
 namespace laconic {
 namespace {
 
-TEST(Errc, names_are_unique_and_unknown_is_named) {
+TEST(Errc, NamesAreUniqueAndUnknownIsNamed) {
   std::set<std::string_view> names;
   int listed = 0;
   for (int number = -1; number < 200; ++number) {
@@ -30,7 +30,7 @@ TEST(Errc, names_are_unique_and_unknown_is_named) {
   EXPECT_EQ(errc_name(static_cast<Errc>(-1)), "unknown");
 }
 
-TEST(Result, holds_a_value_or_an_error) {
+TEST(Result, ResultHoldsValueOrError) {
   const Result<int> value = 7;
   ASSERT_TRUE(value);
   EXPECT_EQ(*value, 7);
@@ -42,7 +42,7 @@ TEST(Result, holds_a_value_or_an_error) {
   EXPECT_FALSE(Result<void>(Errc::internal));
 }
 
-TEST(Arena, grows_aligned_and_never_shrinks) {
+TEST(Arena, GrowsAlignedAndNeverShrinks) {
   Arena arena;
   EXPECT_EQ(arena.capacity(), 0U);
   EXPECT_TRUE(arena.reserve(0));
@@ -59,7 +59,7 @@ TEST(Arena, grows_aligned_and_never_shrinks) {
   arena.bytes().back() = 2;
 }
 
-TEST(Arena, refuses_the_impossible_and_keeps_what_it_has) {
+TEST(Arena, ImpossibleSizeIsRefusedAndMemoryKept) {
   Arena arena;
   ASSERT_TRUE(arena.reserve(64));
   const uint8_t* before = arena.bytes().data();
@@ -69,7 +69,7 @@ TEST(Arena, refuses_the_impossible_and_keeps_what_it_has) {
   EXPECT_EQ(arena.capacity(), 64U);
 }
 
-TEST(Arena, moves) {
+TEST(Arena, ArenaMoves) {
   Arena a;
   ASSERT_TRUE(a.reserve(64));
   const uint8_t* data = a.bytes().data();
@@ -81,7 +81,7 @@ TEST(Arena, moves) {
 }
 
 // Vectors of the XXH3-64 specification's test program (seed 0): the empty input and a text.
-TEST(Hash, is_xxh3) {
+TEST(Hash, HashIsXxh3) {
   EXPECT_EQ(hash64(std::string_view()), 0x2D06800538D394C2U);
   const std::string_view text = "topk:ratio=0.01";
   EXPECT_EQ(hash64(text),
@@ -91,14 +91,14 @@ TEST(Hash, is_xxh3) {
   EXPECT_EQ(hash64(std::span<const uint32_t>(words)), hash64(text.substr(0, 8)));
 }
 
-TEST(Hex, has_all_digits_asked_for) {
+TEST(Hex, HexHasRequestedNumberOfDigits) {
   EXPECT_EQ(hex_digits(0xABU), "00000000000000ab");
   EXPECT_EQ(hex_digits(0xFEDCBA9876543210U), "fedcba9876543210");
   EXPECT_EQ(hex_digits(0x4CU, 2), "4c");
   EXPECT_EQ(hex_digits(7, 2), "07");
 }
 
-TEST(Arithmetic, reports_overflow) {
+TEST(Arithmetic, OverflowIsReported) {
   uint64_t out = 0;
   EXPECT_TRUE(checked_add(UINT64_MAX - 1, 1, &out));
   EXPECT_EQ(out, UINT64_MAX);

@@ -54,7 +54,7 @@ bool is_nan(uint32_t bits, Format f) {
   return (bits & 0x7FFFU) > static_cast<uint32_t>(((1 << f.exponent_bits) - 1) << f.fraction_bits);
 }
 
-TEST(F16, every_pattern_round_trips) {
+TEST(F16, EveryPatternRoundTrips) {
   for (uint32_t bits = 0; bits < 0x10000U; ++bits) {
     const auto h = static_cast<uint16_t>(bits);
     const float x = f16_to_float(h);
@@ -71,7 +71,7 @@ TEST(F16, every_pattern_round_trips) {
   }
 }
 
-TEST(Bf16, every_pattern_round_trips) {
+TEST(Bf16, EveryPatternRoundTrips) {
   for (uint32_t bits = 0; bits < 0x10000U; ++bits) {
     const auto h = static_cast<uint16_t>(bits);
     const float x = bf16_to_float(h);
@@ -112,18 +112,18 @@ std::vector<float> hard_values(Format f) {
   return values;
 }
 
-TEST(F16, rounds_like_the_oracle) {
+TEST(F16, RoundsLikeTheOracle) {
   for (float x : hard_values(kF16))
     ASSERT_EQ(float_to_f16(x), nearest(x, kF16)) << std::hexfloat << x;
 }
 
-TEST(Bf16, rounds_like_the_oracle) {
+TEST(Bf16, RoundsLikeTheOracle) {
   for (float x : hard_values(kBf16)) {
     ASSERT_EQ(float_to_bf16(x), nearest(x, kBf16)) << std::hexfloat << x;
   }
 }
 
-TEST(Nan, stays_nan_with_its_sign) {
+TEST(Nan, NanStaysNanWithItsSign) {
   for (uint32_t bits : {0x7F800001U, 0x7FC00000U, 0x7FFFFFFFU, 0xFF800001U, 0xFFFFFFFFU}) {
     const float x = std::bit_cast<float>(bits);
     EXPECT_TRUE(is_nan(float_to_f16(x), kF16)) << bits;
@@ -133,7 +133,7 @@ TEST(Nan, stays_nan_with_its_sign) {
   }
 }
 
-TEST(DType, names_and_sizes) {
+TEST(DType, NamesAndSizesMatch) {
   EXPECT_EQ(dtype_name(DType::f32), "f32");
   EXPECT_EQ(dtype_name(DType::f16), "f16");
   EXPECT_EQ(dtype_name(DType::bf16), "bf16");

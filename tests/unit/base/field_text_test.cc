@@ -53,7 +53,7 @@ TEST(FieldText, Suffixes) {
   EXPECT_EQ(params.block, 1000U);
 }
 
-TEST(FieldText, RefusesWhatIsNotANumber) {
+TEST(FieldText, NonNumbersAreRefused) {
   Params params;
   for (const char* text :
        {"x", "1.5.2", "0x10", "1K", "1kk", "nan", "inf", "infinity", "-", ".", "1e", " 1", "1 "}) {
@@ -114,7 +114,7 @@ TEST(FieldText, Ranges) {
   EXPECT_EQ(range_text(kRuns), "off or on");
 }
 
-TEST(FieldText, IgnoresTheLocale) {
+TEST(FieldText, LocaleIsIgnored) {
   const std::string before = std::setlocale(LC_ALL, nullptr);
   const char* comma = std::setlocale(LC_ALL, "de_DE.UTF-8");
   Params params;
@@ -124,7 +124,7 @@ TEST(FieldText, IgnoresTheLocale) {
   if (comma == nullptr) GTEST_SKIP() << "no de_DE locale here: tested in the C locale only";
 }
 
-TEST(Nearest, NamesSlipsAndAbbreviationsOnly) {
+TEST(Nearest, TyposAndAbbreviationsFindNearestName) {
   const std::vector<std::string_view> names{"none", "3lc", "topk", "powersgd"};
   EXPECT_EQ(nearest("top-k", names), "topk");
   EXPECT_EQ(nearest("power", names), "powersgd");

@@ -16,7 +16,7 @@ bool is_json(std::string_view text) {
   return json.ok();
 }
 
-TEST(JsonReader, TakesJsonAndNothingElse) {
+TEST(JsonReader, OnlyJsonIsAccepted) {
   for (const char* good :
        {"0", "-0", "1.5e-3", "1E+2", "\"\"", "\"a\\u00e4\\ud83d\\ude00\\n\\/\"", "true", "false",
         "null", "[]", "{}", " [1 , 2,\t\"x\"\r\n] ", "{\"a\": {\"b\": [null, true]}, \"c\": -1}"}) {
@@ -40,7 +40,7 @@ TEST(JsonReader, DepthIsBounded) {
   EXPECT_FALSE(is_json(std::string(1000000, '[')));
 }
 
-TEST(JsonReader, ReadsWhatJsonTextWrites) {
+TEST(JsonReader, ReaderReadsWhatJsonTextWrites) {
   std::string all;
   for (int c = 1; c < 128; ++c) all += static_cast<char>(c);
   JsonText text;
@@ -82,7 +82,7 @@ TEST(JsonReader, TextsAreDecoded) {
   EXPECT_EQ(json.text(), "A\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\"\\\b");
 }
 
-TEST(JsonReader, TheFirstTroubleStays) {
+TEST(JsonReader, FirstErrorIsKept) {
   JsonReader json("[1, \"x\", true]");
   int elements = 0;
   json.array([&] {

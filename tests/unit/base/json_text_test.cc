@@ -15,7 +15,7 @@ std::string everything(const JsonStyle& style) {
   return json.close('}').take();
 }
 
-TEST(JsonText, StylesDifferInSpacesAlone) {
+TEST(JsonText, StylesDifferInSpacesOnly) {
   EXPECT_EQ(everything(kJsonLine), R"({"a": 1, "b": ["x", {}, null], "c": {"d": true}, "e": []})");
   EXPECT_EQ(everything(kJsonCompact), R"({"a":1,"b":["x",{},null],"c":{"d":true},"e":[]})");
   EXPECT_EQ(everything(kJsonIndented), R"({
@@ -37,7 +37,7 @@ std::string written(const T& x, const JsonStyle& style = kJsonLine) {
   return JsonText(style).value(x).take();
 }
 
-TEST(JsonText, RealsOfAStyleAreWrittenAsReals) {
+TEST(JsonText, RealsAreWrittenAsReals) {
   EXPECT_EQ(written(4.0), "4");
   EXPECT_EQ(written(1e5), "1e+05");
   const auto real = [](double x) { return written(x, kJsonCompact); };
@@ -54,7 +54,7 @@ TEST(JsonText, RealsOfAStyleAreWrittenAsReals) {
   EXPECT_EQ(real(-std::numeric_limits<double>::max()), "-1.7976931348623157e+308");
 }
 
-TEST(JsonText, NumbersThatJsonHasNotAreNull) {
+TEST(JsonText, NonJsonNumbersBecomeNull) {
   for (const JsonStyle& style : {kJsonLine, kJsonCompact}) {
     EXPECT_EQ(written(std::numeric_limits<double>::infinity(), style), "null");
     EXPECT_EQ(written(std::numeric_limits<double>::quiet_NaN(), style), "null");
@@ -67,7 +67,7 @@ TEST(JsonText, WholeNumbersKeepTheirSign) {
   EXPECT_EQ(written(-1), "-1");
 }
 
-TEST(JsonText, AnEmptyOptionalIsNull) {
+TEST(JsonText, EmptyOptionalIsNull) {
   EXPECT_EQ(written(std::optional<int32_t>()), "null");
   EXPECT_EQ(written(std::optional<int32_t>(-7)), "-7");
 }
@@ -78,7 +78,7 @@ TEST(JsonText, ControlCharactersAreEscaped) {
             "\x7f\\u0000\"");
 }
 
-TEST(JsonText, WhatIsNoUtf8IsReplaced) {
+TEST(JsonText, InvalidUtf8IsReplaced) {
   const std::string good =
       "\xc2\x80 \xdf\xbf \xe0\xa0\x80 \xed\x9f\xbf \xef\xbf\xbf \xf0\x90\x80\x80 \xf4\x8f\xbf\xbf";
   EXPECT_EQ(written(good), "\"" + good + "\"");
@@ -106,7 +106,7 @@ TEST(JsonText, WhatIsNoUtf8IsReplaced) {
   }
 }
 
-TEST(JsonText, ATextBeginsInTheMemoryOfAnother) {
+TEST(JsonText, TextReusesMemoryOfAnother) {
   std::string memory(200, 'x');
   const char* const at = memory.data();
   const std::string text = JsonText(std::move(memory)).open('[').value(1U).close(']').take();

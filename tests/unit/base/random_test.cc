@@ -10,7 +10,7 @@ namespace laconic {
 namespace {
 
 // Known answers of Random123 1.14, kat_vectors, philox4x32 with 10 rounds.
-TEST(Philox, known_answers) {
+TEST(Philox, KnownAnswers) {
   EXPECT_EQ(philox({0, 0}, 0), (RandomBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox({~0U, ~0U}, ~uint64_t{0}, ~uint64_t{0}),
             (RandomBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
@@ -18,20 +18,20 @@ TEST(Philox, known_answers) {
             (RandomBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(Philox, is_a_constant_expression) { static_assert(philox({0, 0}, 0)[0] == 0x6627e8d5); }
+TEST(Philox, PhiloxIsConstantExpression) { static_assert(philox({0, 0}, 0)[0] == 0x6627e8d5); }
 
 using Pair = std::pair<uint32_t, uint32_t>;
 Pair pair_of(RandomKey key) { return {key.k0, key.k1}; }
 
 // Part of the format: a key that changed would decode stored random-k frames to other indices.
-TEST(Keys, never_change) {
+TEST(Keys, KeysNeverChange) {
   EXPECT_EQ(pair_of(shared_key(0, 0, 0)), Pair(0x724b89f5, 0x29ef277f));
   EXPECT_EQ(pair_of(shared_key(1, 2, 3)), Pair(0x7ae83180, 0x13903447));
   EXPECT_EQ(pair_of(own_key(0, 0, 0, 0, 0)), Pair(0x8c45526c, 0xab9bca9a));
   EXPECT_EQ(pair_of(own_key(1, 2, 3, 4, 5)), Pair(0xc5d4c241, 0x96606c09));
 }
 
-TEST(Keys, every_input_matters_and_streams_differ) {
+TEST(Keys, EveryInputMattersAndStreamsDiffer) {
   std::set<Pair> seen;
   uint64_t made = 0;
   const auto add = [&](RandomKey key) {
@@ -51,14 +51,14 @@ TEST(Keys, every_input_matters_and_streams_differ) {
   EXPECT_EQ(seen.size(), made);
 }
 
-TEST(Keys, inputs_do_not_commute) {
+TEST(Keys, InputsDoNotCommute) {
   EXPECT_NE(shared_key(1, 2, 3), shared_key(2, 1, 3));
   EXPECT_NE(shared_key(1, 2, 3), shared_key(1, 3, 2));
   EXPECT_NE(own_key(1, 2, 3, 1, 0), own_key(1, 2, 3, 0, 1));
 }
 
 // Each of 64 key bits is set about as often as not over neighbouring inputs.
-TEST(Keys, bits_are_balanced) {
+TEST(Keys, BitsAreBalanced) {
   for (int bit = 0; bit < 64; ++bit) {
     int ones = 0;
     for (uint64_t step = 0; step < 4096; ++step) {

@@ -19,7 +19,7 @@ Slices slices_of(uint64_t count, uint64_t slice, Pass pass = Pass::forward) {
   return slices;
 }
 
-TEST(Slices, AreCutAtMultiples) {
+TEST(Slices, SlicesAreCutAtMultiples) {
   EXPECT_EQ(slices_of(0, 4), Slices{});
   EXPECT_EQ(slices_of(3, 4), (Slices{{0, 3}}));
   EXPECT_EQ(slices_of(4, 4), (Slices{{0, 4}}));
@@ -27,11 +27,11 @@ TEST(Slices, AreCutAtMultiples) {
   EXPECT_EQ(slices_of(5, ~uint64_t{0}), (Slices{{0, 5}}));
 }
 
-TEST(Slices, BackwardTheLastComesFirst) {
+TEST(Slices, BackwardSlicesStartWithLast) {
   EXPECT_EQ(slices_of(9, 4, Pass::backward), (Slices{{8, 9}, {4, 8}, {0, 4}}));
 }
 
-TEST(Slices, EveryElementOnceOnAnyNumberOfThreads) {
+TEST(Slices, EveryElementIsVisitedOnceForAnyThreadCount) {
   for (const uint32_t threads : {1U, 2U, 5U}) {
     ThreadPool pool(threads);
     for (const Pass pass : {Pass::forward, Pass::backward}) {

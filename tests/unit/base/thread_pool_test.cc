@@ -11,7 +11,7 @@
 namespace laconic {
 namespace {
 
-TEST(ThreadPool, runs_every_task_once) {
+TEST(ThreadPool, EveryTaskRunsOnce) {
   for (uint32_t threads : {0U, 1U, 2U, 3U, 8U}) {
     ThreadPool pool(threads);
     for (uint64_t tasks : {0U, 1U, 2U, 3U, 7U, 100U, 1000U}) {
@@ -23,13 +23,13 @@ TEST(ThreadPool, runs_every_task_once) {
   }
 }
 
-TEST(ThreadPool, counts_the_caller) {
+TEST(ThreadPool, CallerCountsAsThread) {
   EXPECT_EQ(ThreadPool(0).threads(), 1U);
   EXPECT_EQ(ThreadPool(1).threads(), 1U);
   EXPECT_EQ(ThreadPool(3).threads(), 3U);
 }
 
-TEST(ThreadPool, without_a_pool_runs_in_order) {
+TEST(ThreadPool, NoPoolRunsTasksInOrder) {
   std::vector<uint64_t> order;
   parallel_for(nullptr, 5, [&](uint64_t i) { order.push_back(i); });
   EXPECT_EQ(order, (std::vector<uint64_t>{0, 1, 2, 3, 4}));
@@ -37,7 +37,7 @@ TEST(ThreadPool, without_a_pool_runs_in_order) {
 
 // Loops in close succession, with data of the caller's frame: a worker that came late would touch a
 // dead one.
-TEST(ThreadPool, many_short_loops) {
+TEST(ThreadPool, ManyShortLoopsComplete) {
   ThreadPool pool(3);
   uint64_t total = 0;
   for (int loop = 0; loop < 20000; ++loop) {
@@ -48,7 +48,7 @@ TEST(ThreadPool, many_short_loops) {
   EXPECT_EQ(total, 20000U * 10U);
 }
 
-TEST(ThreadPool, sleeping_workers_wake_up) {
+TEST(ThreadPool, SleepingWorkersWakeUp) {
   ThreadPool pool(2);
   for (int loop = 0; loop < 5; ++loop) {
     std::this_thread::sleep_for(std::chrono::milliseconds(3));
@@ -62,14 +62,14 @@ TEST(ThreadPool, sleeping_workers_wake_up) {
   }
 }
 
-TEST(ThreadPool, nested_loops_run_inline) {
+TEST(ThreadPool, NestedLoopsRunInline) {
   ThreadPool pool(3);
   std::atomic<int> hits{0};
   parallel_for(&pool, 8, [&](uint64_t) { parallel_for(&pool, 8, [&](uint64_t) { ++hits; }); });
   EXPECT_EQ(hits.load(), 64);
 }
 
-TEST(ThreadPool, two_callers_share_one_pool) {
+TEST(ThreadPool, TwoCallersShareOnePool) {
   ThreadPool pool(2);
   std::atomic<int> hits{0};
   const auto caller = [&] {
@@ -81,7 +81,7 @@ TEST(ThreadPool, two_callers_share_one_pool) {
   EXPECT_EQ(hits.load(), 2 * 500 * 4);
 }
 
-TEST(ThreadPool, starts_and_stops_without_work) {
+TEST(ThreadPool, PoolStartsAndStopsWithoutWork) {
   for (int i = 0; i < 100; ++i) ThreadPool pool(4);
 }
 

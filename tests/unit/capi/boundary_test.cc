@@ -172,7 +172,7 @@ bool last_field_is_required(const std::string& name) {
   return name == "source" || name == "out" || name == "bucket";
 }
 
-TEST_P(Boundary, AStructMayBeShorterOrLonger) {
+TEST_P(Boundary, StructMayBeShorterOrLonger) {
   for (const std::string& name : arguments().structs) {
     SCOPED_TRACE(name);
     for (const Change change : {Change::shorter, Change::longer}) {
@@ -189,7 +189,7 @@ TEST_P(Boundary, AStructMayBeShorterOrLonger) {
   }
 }
 
-TEST_P(Boundary, WithoutMemoryItIsACodeAndNothingIsLost) {
+TEST_P(Boundary, ShortageReturnsCodeAndLosesNothing) {
   const auto warm = objects_for(scene_, function_);  // what the thread and the process keep
   laconic_session_stats(warm->world.ranks[0].session);
   int64_t failures = 0;
@@ -238,7 +238,7 @@ void with_each_allocation_failing(Call&& call, Check&& check) {
   EXPECT_GT(n, 1) << "nothing was allocated";
 }
 
-TEST(WithoutMemory, ALocalFailureIsToldNevertheless) {
+TEST(WithoutMemory, LocalFailureIsStillReported) {
   World world(kScenes[1].setup);
   world.begin_all();
   with_each_allocation_failing(
@@ -256,7 +256,7 @@ TEST(WithoutMemory, ALocalFailureIsToldNevertheless) {
 
 /// What a peer says is put into words: with too little memory for them the exchange ends all the
 /// same, and the next one works.
-TEST(WithoutMemory, AnExchangeEndsWhereAMessageFindsNone) {
+TEST(WithoutMemory, ExchangeEndsIfMessageHasNoMemory) {
   for (const Scene& scene : kScenes) {
     SCOPED_TRACE(scene.name);
     const auto fail_and_advance = [](World& world, int rounds) {
@@ -281,7 +281,7 @@ TEST(WithoutMemory, AnExchangeEndsWhereAMessageFindsNone) {
 }
 
 /// Frames of two steps are decoded in two goes: the second must not find itself without memory.
-TEST(WithoutMemory, ADecodeLeavesTheTensorAsItWas) {
+TEST(WithoutMemory, DecodeLeavesTensorUnchanged) {
   for (const char* spec : {"3lc", "powersgd:rank=2"}) {
     SCOPED_TRACE(spec);
     Objects o(spec, kScenes[0].setup);
@@ -305,7 +305,7 @@ TEST(WithoutMemory, ADecodeLeavesTheTensorAsItWas) {
   }
 }
 
-TEST(BoundaryTable, ListsEveryExportedFunction) {
+TEST(BoundaryTable, TableListsEveryExportedFunction) {
   std::ifstream file(LACONIC_TEST_DATA "/install/exported_symbols.txt");
   const std::set<std::string> exported{std::istream_iterator<std::string>(file), {}};
   std::set<std::string> listed;

@@ -47,7 +47,7 @@ std::vector<uint8_t> encode(const Codec& codec, std::vector<float>& x,
 
 using test::wave;
 
-TEST(Capi, VersionsAndTextsAreThere) {
+TEST(Capi, VersionsAndTextsExist) {
   EXPECT_EQ(laconic_abi_version(), LACONIC_ABI_VERSION);
   EXPECT_NE(std::string(laconic_build_info()).find("\"isas\""), std::string::npos);
   EXPECT_NE(std::string(laconic_codecs_json()).find("\"3lc\""), std::string::npos);
@@ -93,7 +93,7 @@ TEST(Capi, DecodeManyEqualsOneByOne) {
   for (size_t i = 0; i < fused.size(); ++i) EXPECT_EQ(fused[i], single[i]);
 }
 
-TEST(Capi, MisuseIsACodeAndAMessage) {
+TEST(Capi, MisuseReturnsCodeAndMessage) {
   const Codec bad("3lx");
   EXPECT_EQ(bad.code, static_cast<int32_t>(Errc::unknown_codec));
   EXPECT_EQ(bad.handle, nullptr);
@@ -144,7 +144,7 @@ TEST(Capi, NonFiniteInputChangesNothing) {
   laconic_residual_destroy(residual);
 }
 
-TEST(Capi, AMessageIsNeverThatOfAnEarlierFailure) {
+TEST(Capi, MessageIsNeverFromEarlierFailure) {
   const Codec bad("nonsense");
   EXPECT_NE(std::string(laconic_last_message()).find("nonsense"), std::string::npos);
   laconic_residual* residual = nullptr;
@@ -180,7 +180,7 @@ TEST(Capi, FramesAreVerified) {
   EXPECT_NE(laconic_frame_parse(nullptr, 0, &info), 0);
 }
 
-TEST(Capi, APlaceWithoutAParameterIsOfParameterZero) {
+TEST(Capi, OffsetWithoutParameterMeansParameterZero) {
   const Codec codec("int8:round=stochastic");
   auto x = wave(100);
   const auto t = tensor(x);
@@ -208,7 +208,7 @@ TEST(Capi, APlaceWithoutAParameterIsOfParameterZero) {
       static_cast<int32_t>(Errc::invalid_argument));
 }
 
-TEST(Capi, FrameInfoGetsWhatFits) {
+TEST(Capi, FrameInfoIsTruncatedToFit) {
   const Codec codec("3lc");
   auto x = wave(100);
   const auto frame = encode(codec, x);
@@ -229,7 +229,7 @@ TEST(Capi, FrameInfoGetsWhatFits) {
             static_cast<int32_t>(Errc::invalid_argument));
 }
 
-TEST(Capi, NumbersOutsideTheirRangeAreRefused) {
+TEST(Capi, OutOfRangeNumbersAreRefused) {
   const auto invalid = static_cast<int32_t>(Errc::invalid_argument);
   laconic_codec* codec = nullptr;
   ASSERT_EQ(laconic_codec_create("3lc", 3, LACONIC_MAX_THREADS + 1, &codec), invalid);

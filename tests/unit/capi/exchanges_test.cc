@@ -17,7 +17,7 @@ constexpr WorldSetup kStrategies[] = {{"randomk:ratio=0.1", 2, LACONIC_STRATEGY_
                                       {"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL},
                                       {"3lc", 2, LACONIC_STRATEGY_TWO_SHOT}};
 
-TEST(Exchanges, BothRanksGetTheSameMeanUnderEveryStrategy) {
+TEST(Exchanges, RanksGetSameMeanWithEveryStrategy) {
   for (const WorldSetup& setup : kStrategies) {
     SCOPED_TRACE(setup.spec);
     World world(setup);
@@ -33,7 +33,7 @@ TEST(Exchanges, BothRanksGetTheSameMeanUnderEveryStrategy) {
 }
 
 /// A caller whose laconic_step is `size` bytes: what it sees of one batch, and what lies behind.
-TEST(Exchanges, StepsAreWrittenAtTheCallersStride) {
+TEST(Exchanges, StepsAreWrittenAtStrideOfCaller) {
   for (const size_t size : {offsetof(laconic_step, tag), offsetof(laconic_step, messages),
                             sizeof(laconic_step), sizeof(laconic_step) + 24}) {
     SCOPED_TRACE(size);
@@ -69,7 +69,7 @@ TEST(Exchanges, StepsAreWrittenAtTheCallersStride) {
   }
 }
 
-TEST(Exchanges, WhereOwnersHaveTurnsTheyAreTheDrivers) {
+TEST(Exchanges, SessionWithOwnerTurnsNeedsDriver) {
   World world({"3lc", 2, LACONIC_STRATEGY_AUTO});
   laconic_session_options options = world.options(0);
   options.owner_turns = 1;
@@ -82,7 +82,7 @@ TEST(Exchanges, WhereOwnersHaveTurnsTheyAreTheDrivers) {
   laconic_session_destroy(session);
 }
 
-TEST(Exchanges, AStepTooSmallForTheOffsetsIsRefused) {
+TEST(Exchanges, StepTooSmallForOffsetsIsRefused) {
   World world({});
   world.begin_all();
   World::Rank& rank = world.ranks[0];
@@ -93,7 +93,7 @@ TEST(Exchanges, AStepTooSmallForTheOffsetsIsRefused) {
   EXPECT_EQ(rank.code, 0) << "the exchange went on";
 }
 
-TEST(Exchanges, TooLittleRoomIsSaidBeforeAnythingRuns) {
+TEST(Exchanges, SmallBufferIsReportedBeforeAnythingRuns) {
   for (const WorldSetup& setup : kStrategies) {
     SCOPED_TRACE(setup.spec);
     World world(setup), same(setup);
@@ -122,7 +122,7 @@ TEST(Exchanges, TooLittleRoomIsSaidBeforeAnythingRuns) {
   }
 }
 
-TEST(Exchanges, AFailureOfOneRankIsToldOnAll) {
+TEST(Exchanges, FailureOfOneRankIsReportedOnAll) {
   struct Case {
     int32_t code;
     const char* message;
@@ -145,7 +145,7 @@ TEST(Exchanges, AFailureOfOneRankIsToldOnAll) {
   }
 }
 
-TEST(Exchanges, CallsOutOfOrderAreCodes) {
+TEST(Exchanges, CallsOutOfOrderReturnCodes) {
   World world({});
   World::Rank& rank = world.ranks[0];
   world.begin_all();
@@ -171,7 +171,7 @@ TEST(Exchanges, CallsOutOfOrderAreCodes) {
 }
 
 /// Two buckets of one step, each with a handle of its own; an abort ends both.
-TEST(Exchanges, AsManyAsTheWindowHasAreInFlight) {
+TEST(Exchanges, WindowLimitsExchangesInFlight) {
   const World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   laconic_session_options options = world.options(0);
   options.window = 2;
@@ -218,7 +218,7 @@ TEST(Exchanges, AsManyAsTheWindowHasAreInFlight) {
   laconic_session_destroy(session);
 }
 
-TEST(Exchanges, AnAbortPutsTheGradientIntoTheResidual) {
+TEST(Exchanges, AbortReturnsGradientToResidual) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   ASSERT_EQ(world.exchange(), 0);
   const double before = laconic_session_residual_norm(world.ranks[0].session);
@@ -230,7 +230,7 @@ TEST(Exchanges, AnAbortPutsTheGradientIntoTheResidual) {
   EXPECT_EQ(world.begin(0), code_of(Errc::engine_failed)) << "it takes no more";
 }
 
-TEST(Exchanges, AWrongBucketIsRefused) {
+TEST(Exchanges, WrongBucketIsRefused) {
   World world({});
   laconic_session* const session = world.ranks[0].session;
   const auto refused = [&](auto change) {
@@ -251,7 +251,7 @@ TEST(Exchanges, AWrongBucketIsRefused) {
   EXPECT_EQ(world.exchange(), 0);
 }
 
-TEST(Exchanges, CountersMayBeAskedForWhileAnotherThreadDrives) {
+TEST(Exchanges, CountersAreReadableWhileAnotherThreadDrives) {
   World world(kStrategies[1]);
   const laconic_session* const session = world.ranks[0].session;
   std::atomic<bool> done{false};
@@ -279,7 +279,7 @@ TEST(Exchanges, CountersMayBeAskedForWhileAnotherThreadDrives) {
   reader.join();
 }
 
-TEST(Exchanges, ATextIsTheCallingThreadsOwn) {
+TEST(Exchanges, TextBelongsToCallingThread) {
   World world({});
   const laconic_session* const session = world.ranks[0].session;
   const char* const mine = laconic_session_explain(session);

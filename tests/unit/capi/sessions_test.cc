@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t code_of(Errc code) { return static_cast<int32_t>(code); }
 
-TEST(Sessions, RememberWhatTheyDidNotSend) {
+TEST(Sessions, UnsentGradientIsKept) {
   World world({});
   laconic_session* const session = world.ranks[0].session;
   EXPECT_EQ(laconic_session_state_count(session), 2U);  // residual/w, state/flush
@@ -22,7 +22,7 @@ TEST(Sessions, RememberWhatTheyDidNotSend) {
   EXPECT_GT(laconic_session_residual_norm(session), 0.0);
 }
 
-TEST(Sessions, OfOneRankPassGradientsThrough) {
+TEST(Sessions, OneRankPassesGradientsThrough) {
   for (const WorldSetup& setup :
        {WorldSetup{"3lc", 1},
         {"topk:ratio=0.1", 1, LACONIC_STRATEGY_GATHER_ALL},
@@ -57,7 +57,7 @@ TEST(Sessions, OfOneRankPassGradientsThrough) {
   }
 }
 
-TEST(Sessions, OfOneRankTellWhatFailed) {
+TEST(Sessions, OneRankReportsFailures) {
   World world({"3lc", 1});
   ASSERT_EQ(world.begin(0), 0);
   ASSERT_EQ(laconic_exchange_fail(world.ranks[0].exchange, 62, "the disk is full"), 0);
@@ -76,7 +76,7 @@ struct Created {
   int32_t code = 0;
 };
 
-TEST(Sessions, OptionsOutsideTheirRangeAreRefused) {
+TEST(Sessions, OutOfRangeOptionsAreRefused) {
   const World world({});
   const auto refused = [&](auto change) {
     laconic_session_options options = world.options(0);
@@ -108,7 +108,7 @@ TEST(Sessions, OptionsOutsideTheirRangeAreRefused) {
   EXPECT_EQ(Created(options).code, code_of(Errc::value_out_of_range));
 }
 
-TEST(Sessions, TakeTablesOfCodecs) {
+TEST(Sessions, CodecTablesAreAccepted) {
   const World world({});
   Even even;
   laconic_codec_table table = even.table();
@@ -132,7 +132,7 @@ TEST(Sessions, TakeTablesOfCodecs) {
   EXPECT_EQ(laconic_parameter_id(nullptr), 0U);
 }
 
-TEST(Sessions, OptionsThatAreMissingAreZero) {
+TEST(Sessions, MissingOptionsAreZero) {
   const World world({});
   laconic_session_options options = world.options(0);
   options.seed = ~uint64_t{0};
@@ -162,7 +162,7 @@ TEST(Sessions, ResidualsAreScaledByPositiveFiniteFactors) {
   EXPECT_NEAR(laconic_session_residual_norm(session), before / 2, 1e-6 * before);
 }
 
-TEST(Sessions, AFlushIsAskedForInSteps) {
+TEST(Sessions, FlushIsRequestedInSteps) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   laconic_session* const session = world.ranks[0].session;
   const auto left = [&](const char* steps) {
@@ -178,7 +178,7 @@ TEST(Sessions, AFlushIsAskedForInSteps) {
   EXPECT_TRUE(left("0"));
 }
 
-TEST(Sessions, ALayoutIsReleased) {
+TEST(Sessions, LayoutIsReleased) {
   World world({});
   laconic_session* const session = world.ranks[0].session;
   const auto layouts = [&](const char* count) {
@@ -218,7 +218,7 @@ uint64_t saved_bytes(laconic_session* session) {
   return floats * sizeof(float);
 }
 
-TEST(Sessions, SayWhatMemoryTheyTake) {
+TEST(Sessions, MemoryUseIsReported) {
   for (const char* spec : {"topk:ratio=0.1", "topk:ratio=0.1+noef", "powersgd:rank=2", "none"}) {
     World world({spec});
     laconic_session* const session = world.ranks[0].session;
@@ -232,7 +232,7 @@ TEST(Sessions, SayWhatMemoryTheyTake) {
   }
 }
 
-TEST(Sessions, ExchangeMemoryComesAndGoesWithLayouts) {
+TEST(Sessions, ExchangeMemoryFollowsLayouts) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   const auto held = [&] {
     return number(laconic_session_explain(world.ranks[0].session), "exchange_bytes");
@@ -253,7 +253,7 @@ TEST(Sessions, ExchangeMemoryComesAndGoesWithLayouts) {
   }
 }
 
-TEST(Sessions, TheAgreementNamesWhatDiffers) {
+TEST(Sessions, AgreementNamesDifferences) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   EXPECT_EQ(laconic_session_check_agreement(world.ranks[0].session, world.cards().data()), 0);
   const World other({"topk:ratio=0.2", 2, LACONIC_STRATEGY_GATHER_ALL});
@@ -291,7 +291,7 @@ std::string settings_of(const World& world, uint32_t rank) {
   return told.substr(told.find("\"settings\""));
 }
 
-TEST(Sessions, ASetWithoutAPlaceForResidualsIsMadeAgain) {
+TEST(Sessions, SetSucceedsOnceUnplacedResidualsAreSent) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   ASSERT_EQ(world.exchange(), 0);
   laconic_settings none = keep_all();
@@ -312,7 +312,7 @@ TEST(Sessions, ASetWithoutAPlaceForResidualsIsMadeAgain) {
   EXPECT_EQ(world.exchange(), 0);
 }
 
-TEST(Sessions, SettingsAreReplacedOnAllRanksOrOnNone) {
+TEST(Sessions, SettingsAreReplacedOnAllRanksOrNone) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   ASSERT_EQ(world.exchange(), 0);
   laconic_settings same = keep_all();
@@ -354,7 +354,7 @@ TEST(Sessions, SettingsAreReplacedOnAllRanksOrOnNone) {
   EXPECT_EQ(world.exchange(), 0);
 }
 
-TEST(Sessions, AStepBegunByHandIsBegunOnce) {
+TEST(Sessions, StepBegunByHandBeginsOnce) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   laconic_session* const session = world.ranks[0].session;
   uint32_t version = 7;
@@ -372,7 +372,7 @@ TEST(Sessions, AStepBegunByHandIsBegunOnce) {
 }
 
 /// Not what a newer laconic.h may change: programs compiled before go on.
-TEST(Sessions, StructsStartAsInTheFirstRelease) {
+TEST(Sessions, StructsStartAsInFirstRelease) {
   EXPECT_EQ(sizeof(laconic_parameter), 24U);
   EXPECT_EQ(offsetof(laconic_session_options, window), 52U);
   EXPECT_EQ(offsetof(laconic_bucket, offsets), 56U);

@@ -25,7 +25,7 @@ struct State : testing::Test {
   laconic_state_header header{};
 };
 
-TEST_F(State, AHeaderSaysWhoseItIs) {
+TEST_F(State, HeaderNamesItsOwner) {
   EXPECT_EQ(header.struct_size, sizeof header);
   EXPECT_EQ(header.rank, 1U);
   EXPECT_EQ(header.world, 2U);
@@ -33,7 +33,7 @@ TEST_F(State, AHeaderSaysWhoseItIs) {
   EXPECT_EQ(accepts(), 0);
 }
 
-TEST_F(State, AnotherStateHasACodeOfItsOwn) {
+TEST_F(State, ForeignStateHasItsOwnCode) {
   const laconic_state_header mine = header;
   const auto refused = [&](auto change) {
     header = mine;
@@ -48,7 +48,7 @@ TEST_F(State, AnotherStateHasACodeOfItsOwn) {
   EXPECT_EQ(refused([&] { header.agreement ^= 1; }), code_of(Errc::state_spec));
 }
 
-TEST_F(State, AnImpossibleHeaderIsCorrupt) {
+TEST_F(State, ImpossibleHeaderIsCorrupt) {
   const laconic_state_header mine = header;
   const auto corrupt = [&](auto change) {
     header = mine;
@@ -68,14 +68,14 @@ TEST_F(State, AnImpossibleHeaderIsCorrupt) {
 }
 
 /// Another version may have ranks and texts that this one cannot judge.
-TEST_F(State, AnotherVersionIsNamedFirst) {
+TEST_F(State, OtherVersionIsNamedFirst) {
   header.version = 9;
   header.world = 0;
   std::memset(header.spec, 'x', sizeof header.spec);
   EXPECT_EQ(accepts(), code_of(Errc::state_version));
 }
 
-TEST_F(State, AShortHeaderGetsWhatFits) {
+TEST_F(State, ShortHeaderIsTruncatedToFit) {
   for (const uint32_t size : {16U, 32U}) {
     laconic_state_header few;
     std::memset(&few, 0xFF, sizeof few);
@@ -91,7 +91,7 @@ TEST_F(State, AShortHeaderGetsWhatFits) {
   EXPECT_EQ(laconic_session_state_header(session, &none), code_of(Errc::invalid_argument));
 }
 
-TEST_F(State, EveryEntryIsCheckedBeforeItIsCopied) {
+TEST_F(State, EveryEntryIsCheckedBeforeCopying) {
   const uint32_t entries = laconic_session_state_count(session);
   ASSERT_GE(entries, 2U) << "a residual and a codec's state";
   for (uint32_t i = 0; i < entries; ++i) {
@@ -121,7 +121,7 @@ TEST_F(State, EveryEntryIsCheckedBeforeItIsCopied) {
             code_of(Errc::invalid_argument));
 }
 
-TEST(ResidualState, IsCheckedToo) {
+TEST(ResidualState, ResidualStateIsChecked) {
   laconic_residual* residual = nullptr;
   ASSERT_EQ(laconic_residual_create(4, &residual), 0);
   const float values[] = {1.0F, std::numeric_limits<float>::infinity()};

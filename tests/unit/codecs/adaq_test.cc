@@ -83,7 +83,7 @@ void expect_law(const std::vector<float>& x, const Driver& d, const char* what) 
 constexpr Shape kShapes[] = {Shape::laplace, Shape::gaussian, Shape::gamma_half,
                              Shape::heavy,   Shape::layered,  Shape::pareto};
 
-TEST(AdaQTest, TheLargestOfEachSignAsTheirMean) {
+TEST(AdaQTest, LargestOfEachSignBecomeTheirMean) {
   for (const Shape shape : kShapes) {
     for (const uint64_t n : {1U, 2U, 3U, 63U, 1000U, 1025U, 20000U, 70000U}) {
       const Input x(draw(shape, n, n));
@@ -95,7 +95,7 @@ TEST(AdaQTest, TheLargestOfEachSignAsTheirMean) {
 }
 
 // Defect 11 by another door: one sign alone, or none.
-TEST(AdaQTest, Grace11_OneSignOrNone) {
+TEST(AdaQTest, Grace11OneSignOrNone) {
   for (const uint64_t n : {1U, 100U, 5000U, 70000U}) {
     std::vector<float> x = draw(Shape::laplace, n, 1);
     for (float& v : x) v = -std::fabs(v);
@@ -110,7 +110,7 @@ TEST(AdaQTest, Grace11_OneSignOrNone) {
   }
 }
 
-TEST(AdaQTest, InTheBandWhateverTheSampleSays) {
+TEST(AdaQTest, CountStaysInBandForAnySample) {
   const uint64_t n = 200000;
   const RandomSample sample(vector_unit(n), driver(0.01).place);
   for (const Lie lie : {Lie::only_large, Lie::only_small, Lie::half}) {
@@ -119,7 +119,7 @@ TEST(AdaQTest, InTheBandWhateverTheSampleSays) {
   }
 }
 
-TEST(AdaQTest, SignsOfDifferentNumberAndSize) {
+TEST(AdaQTest, SignsMayDifferInNumberAndSize) {
   for (const uint64_t n : {5000U, 150000U}) {
     std::vector<float> x = draw(Shape::laplace, n, 3);
     for (uint64_t i = 0; i < n; ++i) x[i] = i % 1000 == 0 ? -std::fabs(x[i]) : std::fabs(x[i]);
@@ -133,7 +133,7 @@ TEST(AdaQTest, SignsOfDifferentNumberAndSize) {
   }
 }
 
-TEST(AdaQTest, EqualMagnitudesGoByIndex) {
+TEST(AdaQTest, EqualMagnitudesAreOrderedByIndex) {
   for (const uint64_t n : {100U, 5000U, 140000U}) {
     std::vector<float> x(n, -3.0F);
     expect_law(x, driver(0.01), "constant");
@@ -143,7 +143,7 @@ TEST(AdaQTest, EqualMagnitudesGoByIndex) {
   }
 }
 
-TEST(AdaQTest, MostlyZeros) {
+TEST(AdaQTest, MostlyZerosAreEncoded) {
   for (const uint64_t n : {1000U, 70000U, 300000U}) {
     std::vector<float> x(n);
     for (uint64_t i = n / 3; i < n / 3 + 5; ++i) x[i] = -1.0F - static_cast<float>(i % 3);
@@ -154,7 +154,7 @@ TEST(AdaQTest, MostlyZeros) {
   }
 }
 
-TEST(AdaQTest, HugeAndTiny) {
+TEST(AdaQTest, HugeAndTinyAreEncoded) {
   std::vector<float> x = draw(Shape::laplace, 70000, 9);
   for (uint64_t i = 0; i < x.size(); ++i) x[i] *= i % 2 == 0 ? 1e-38F : 1e-36F;
   expect_law(x, driver(0.01), "denormals");
@@ -166,7 +166,7 @@ TEST(AdaQTest, HugeAndTiny) {
              "all tiny");
 }
 
-TEST(AdaQTest, LargeUnits) {
+TEST(AdaQTest, LargeUnitsAreEncoded) {
   const uint64_t n = (uint64_t{1} << 22) + 1001;
   const std::vector<float> x = draw(Shape::layered, n, 8);
   const std::vector<uint8_t> payload = driver(0.001).encode(x);
@@ -181,7 +181,7 @@ TEST(AdaQTest, LargeUnits) {
 }
 
 // Defects 1 and 2: 4(k + 3) bytes in GRACE's code, and 30 % of the elements.
-TEST(AdaQTest, Grace02_PacksItsIndices) {
+TEST(AdaQTest, Grace02PacksItsIndices) {
   const uint64_t n = 1000000;
   EXPECT_LE(AdaQ::plan({}, vector_unit(n), 8).round[0].bytes, 16 + 12503U * 20 / 8 + 1);
   const std::vector<uint8_t> payload = driver(0.01).encode(draw(Shape::laplace, n, 1));
@@ -190,7 +190,7 @@ TEST(AdaQTest, Grace02_PacksItsIndices) {
   EXPECT_EQ(payload.size(), 16 + (k * 20 + 7) / 8);
 }
 
-TEST(AdaQTest, SizesOfTheLargestUnits) {
+TEST(AdaQTest, LargestUnitsHaveValidSizes) {
   const uint64_t most = uint64_t{1} << 32;
   EXPECT_EQ(AdaQ::plan({}, vector_unit(0), 2).round[0].bytes, 16U);
   EXPECT_EQ(AdaQ::plan({}, vector_unit(1), 2).round[0].bytes, 16U);
@@ -210,7 +210,7 @@ const std::vector<uint8_t> kPageBytes{
 // Golden bytes of the format page.
 TEST(AdaQTest, BytesOfTheFormatPage) { EXPECT_EQ(driver(0.5).encode(kPage), kPageBytes); }
 
-TEST(AdaQTest, RefusesWhatItWouldNotWrite) {
+TEST(AdaQTest, NonCanonicalPayloadsAreRefused) {
   const auto check = [&](const std::function<void(std::vector<uint8_t>&)>& damage) {
     std::vector<uint8_t> bytes = kPageBytes;
     damage(bytes);

@@ -48,7 +48,7 @@ TEST(None, EveryBitSurvives) {
   EXPECT_EQ(std::memcmp(back.data(), x.data(), payload.size()), 0);
 }
 
-TEST(None, PrescaleMultipliesTheLanes) {
+TEST(None, PrescaleMultipliesElements) {
   const std::vector<float> x = normal(100, 1);
   Runner<None> run(100);
   run.place.prescale = 0.25F;
@@ -117,7 +117,7 @@ TEST(Int8, KnownBytes) {
   EXPECT_EQ(y[17], -254.0F);
 }
 
-TEST(Int8, HostileScalesAndCodesAreRejected) {
+TEST(Int8, HostileScalesAndValuesAreRejected) {
   Runner<Int8> run(300);
   const std::vector<uint8_t> good = run.encode(normal(300, 1));
   for (const uint32_t scale : {0x7C010204U, 0x7F7FFFFFU, 0x7F800000U, 0x7FC00000U, 0x80000000U,
@@ -133,7 +133,7 @@ TEST(Int8, HostileScalesAndCodesAreRejected) {
   }
 }
 
-TEST(Int8, RandomNumbersBelongToTheElementOfTheParameter) {
+TEST(Int8, RandomNumbersDependOnElementOfParameter) {
   constexpr uint64_t kCount = 2048;
   const std::vector<float> x = normal(kCount, 5);
   Runner<Int8> whole(kCount, {64, Int8::Round::stochastic});

@@ -51,7 +51,7 @@ constexpr Shape kShapes[] = {Shape::laplace, Shape::gaussian, Shape::gamma_half,
                              Shape::heavy,   Shape::layered,  Shape::pareto};
 
 // Defect 16, the rest of it: GRACE's count went anywhere, and there was no warm-up.
-TEST(DgcTest, Grace16_CountsWithinAQuarterOnManyLaws) {
+TEST(DgcTest, Grace16CountsWithinQuarterForManyDistributions) {
   for (const Shape shape : kShapes) {
     for (const uint64_t n : {1U, 3U, 63U, 1000U, 8192U, 8193U, 30000U, 100000U}) {
       const Input x(draw(shape, n, n));
@@ -64,7 +64,7 @@ TEST(DgcTest, Grace16_CountsWithinAQuarterOnManyLaws) {
   }
 }
 
-TEST(DgcTest, Grace16_RatioFallsAsTheOriginals) {
+TEST(DgcTest, Grace16RatioFallsLikeOriginal) {
   const Dgc::Params p{0.001, 0.01, 100};
   const double sparsity[] = {75, 93.75, 98.4375, 99.609375, 99.90};
   for (uint64_t step = 0; step < 100; ++step) {
@@ -84,7 +84,7 @@ TEST(DgcTest, Grace16_RatioFallsAsTheOriginals) {
   EXPECT_EQ(Dgc::ratio_at({1e-9, 0.01, 1000000000}, 999999999), 1.0 / 1024);
 }
 
-TEST(DgcTest, Grace16_WarmupSendsByItsStep) {
+TEST(DgcTest, Grace16WarmupSendsByItsStep) {
   const Input x(draw(Shape::heavy, 60000, 2));
   Driver d = driver(0.001, 0.01, 10);
   for (uint64_t step = 0; step < 12; ++step) {
@@ -95,7 +95,7 @@ TEST(DgcTest, Grace16_WarmupSendsByItsStep) {
             counted_bytes(15000 + 3750, 60000));
 }
 
-TEST(DgcTest, EqualMagnitudesGoByIndex) {
+TEST(DgcTest, EqualMagnitudesAreOrderedByIndex) {
   for (const uint64_t n : {100U, 5000U, 70000U, 140000U}) {
     std::vector<float> x(n, -3.0F);
     for (const double ratio : {0.001, 0.01, 0.3}) {
@@ -106,7 +106,7 @@ TEST(DgcTest, EqualMagnitudesGoByIndex) {
   }
 }
 
-TEST(DgcTest, FewerNonZerosThanWanted) {
+TEST(DgcTest, FewNonZerosAreAllSent) {
   for (const uint64_t n : {1000U, 70000U, 300000U}) {
     std::vector<float> x(n);
     EXPECT_EQ(driver(0.01).encode(x).size(), 4U);
@@ -118,7 +118,7 @@ TEST(DgcTest, FewerNonZerosThanWanted) {
   }
 }
 
-TEST(DgcTest, InTheBandWhateverTheSampleSays) {
+TEST(DgcTest, CountStaysInBandForAnySample) {
   const uint64_t n = 200000;
   const RandomSample sample(vector_unit(n), driver(0.01).place);
   for (const Lie lie : {Lie::only_large, Lie::only_small, Lie::half}) {
@@ -129,7 +129,7 @@ TEST(DgcTest, InTheBandWhateverTheSampleSays) {
   }
 }
 
-TEST(DgcTest, HugeAndTiny) {
+TEST(DgcTest, HugeAndTinyAreEncoded) {
   std::vector<float> x = draw(Shape::laplace, 70000, 9);
   for (uint64_t i = 0; i < x.size(); ++i) x[i] *= i % 2 == 0 ? 1e-38F : 1e-36F;
   x[3] = 3e38F;
@@ -139,7 +139,7 @@ TEST(DgcTest, HugeAndTiny) {
 }
 
 // Defect 14 of GRACE's code: a float32 index loses odd places above 2^24 and may be n.
-TEST(RandomSampleTest, Grace14_ReachesOddPlacesAndStaysBelow) {
+TEST(RandomSampleTest, Grace14SampleReachesOddPositionsAndStaysInRange) {
   for (const uint64_t n : {uint64_t{1} << 26, (uint64_t{1} << 26) + 1, (uint64_t{1} << 32) - 1}) {
     const RandomSample sample(vector_unit(n), {.seed = 3, .step = 9});
     uint64_t odd = 0;
@@ -162,7 +162,7 @@ TEST(RandomSampleTest, Grace14_ReachesOddPlacesAndStaysBelow) {
   }
 }
 
-TEST(RandomSampleTest, EveryPlaceEquallyLikely) {
+TEST(RandomSampleTest, EveryPositionIsEquallyLikely) {
   const uint64_t n = 1000;
   std::vector<double> seen(n);
   for (uint64_t step = 0; step < 500; ++step) {
@@ -176,7 +176,7 @@ TEST(RandomSampleTest, EveryPlaceEquallyLikely) {
   EXPECT_LT(std::fabs(chi - (n - 1)) / std::sqrt(2.0 * (n - 1)), 5);
 }
 
-TEST(RandomSampleTest, DependsOnSeedStepParameterAndOffsetOnly) {
+TEST(RandomSampleTest, SampleDependsOnlyOnSeedStepParameterAndOffset) {
   const auto places = [](Unit unit, Place place) { return RandomSample(unit, place).places(7); };
   const Unit unit = vector_unit(100000);
   const Place place{.seed = 1, .step = 2};
@@ -189,7 +189,7 @@ TEST(RandomSampleTest, DependsOnSeedStepParameterAndOffsetOnly) {
 }
 
 // Four of a line in large units: the last must not reach past the end.
-TEST(DgcTest, LargeUnits) {
+TEST(DgcTest, LargeUnitsAreEncoded) {
   const std::vector<float> x = draw(Shape::layered, (uint64_t{1} << 22) + 1001, 8);
   const Driver d = driver(0.001);
   const std::vector<uint8_t> payload = d.encode(x);
@@ -213,7 +213,7 @@ TEST(DgcTest, LargeUnits) {
 }
 
 // Defect 2: more bytes than dense, eight-byte indices.
-TEST(DgcTest, Grace02_SendsLessThanDense) {
+TEST(DgcTest, Grace02SendsLessThanDense) {
   for (const uint64_t n : {64U, 4097U, 1000000U}) {
     EXPECT_LT(Dgc::plan({}, vector_unit(n), 8).round[0].bytes * 20, n * 4) << n;
     EXPECT_LE(driver(0.001).encode(draw(Shape::laplace, n, 1)).size(),
@@ -221,7 +221,7 @@ TEST(DgcTest, Grace02_SendsLessThanDense) {
   }
 }
 
-TEST(DgcTest, SizesOfTheLargestUnits) {
+TEST(DgcTest, LargestUnitsHaveValidSizes) {
   const uint64_t most = uint64_t{1} << 32;
   for (const uint64_t n : {uint64_t{0}, uint64_t{1}, most - 1}) {
     for (const uint32_t warmup : {0U, 1000000000U}) {
@@ -236,7 +236,7 @@ TEST(DgcTest, SizesOfTheLargestUnits) {
   EXPECT_EQ(Dgc::check({}, vector_unit(most + 1), 0, none), Errc::shape_unsupported);
 }
 
-TEST(DgcTest, PromisesMomentum) {
+TEST(DgcTest, ContractPromisesMomentum) {
   const Contract c = Dgc::contract({});
   EXPECT_EQ(c.memory_default, MemoryKind::momentum);
   EXPECT_EQ(c.memory_factor, 0.9F);
@@ -254,7 +254,7 @@ TEST(DgcTest, BytesOfTheFormatPage) {
   EXPECT_EQ(driver(0.5).encode({0.0F, -2.0F, 0.5F, 1.0F, 0.25F, 2.0F}), expected);
 }
 
-TEST(DgcTest, RefusesMoreThanTheBand) {
+TEST(DgcTest, PayloadsAboveBandAreRefused) {
   const Driver d = driver(0.01);
   const std::vector<uint8_t> good = d.encode(draw(Shape::laplace, 1000, 1));
   ASSERT_EQ(count_of(good), 10U);

@@ -92,7 +92,7 @@ TEST(Inceptionn, KnownBytes) {
             (std::vector<float>{1.5F, -0.5F, 40.5F / 4096, 0.0F, -81.5F / 4096}));
 }
 
-TEST(Inceptionn, EqualsPlainArithmetic) {
+TEST(Inceptionn, CodecEqualsPlainArithmetic) {
   for (uint32_t bound = 2; bound <= 15; ++bound) {
     for (const uint64_t n : {0U, 1U, 2U, 3U, 5U, 63U, 64U, 1000U, 70'001U}) {
       const std::vector<float> x = mixed(n, n + bound);
@@ -106,7 +106,7 @@ TEST(Inceptionn, EqualsPlainArithmetic) {
   }
 }
 
-TEST(Inceptionn, Grace15_EveryBoundIsAPowerOfTwoAndHolds) {
+TEST(Inceptionn, Grace15EveryBoundIsAPowerOfTwoAndHolds) {
   for (uint32_t bound = 2; bound <= 15; ++bound) {
     const std::vector<float> x = mixed(100'000, bound);
     Runner run(x.size(), with_bound(bound));
@@ -123,7 +123,7 @@ TEST(Inceptionn, Grace15_EveryBoundIsAPowerOfTwoAndHolds) {
   }
 }
 
-TEST(Inceptionn, Grace15_TinyValuesDecodeToZero) {
+TEST(Inceptionn, Grace15TinyValuesDecodeToZero) {
   const std::vector<float> x{0x1.fffffep-11F, -0x1.fffffep-11F, 1e-40F, -1e-20F, -0.0F};
   Runner run(x.size());
   const ByteVector payload = run.encode(x);
@@ -132,7 +132,7 @@ TEST(Inceptionn, Grace15_TinyValuesDecodeToZero) {
 }
 
 /// Every 97th float of the class.
-TEST(Inceptionn, Grace17_TheClassOfEightBitsIsWithinTheBound) {
+TEST(Inceptionn, Grace17EightBitClassIsWithinBound) {
   for (uint32_t bound = 2; bound <= 15; ++bound) {
     const auto form = kernels::inceptionn_form(bound);
     std::vector<float> x;
@@ -150,7 +150,7 @@ TEST(Inceptionn, Grace17_TheClassOfEightBitsIsWithinTheBound) {
   }
 }
 
-TEST(Inceptionn, Grace01_NoLongerThanPromised) {
+TEST(Inceptionn, Grace01NoLongerThanPromised) {
   for (const uint64_t n : {1U, 4U, 7U, 1000U}) {
     Runner run(n);
     EXPECT_EQ(run.plan().round[0].bytes, 8 + (n + 3) / 4 + 4 * n);
@@ -163,7 +163,7 @@ TEST(Inceptionn, Grace01_NoLongerThanPromised) {
   EXPECT_EQ(Inceptionn::contract({}).max_count, kMost);  // counts are uint32
 }
 
-TEST(Inceptionn, RefusesWhatDoesNotFit) {
+TEST(Inceptionn, MisfittingPayloadsAreRefused) {
   const std::vector<float> x{1.5F, -0.5F, 0.01F, 0.0F, -0.02F, 3.0F};
   Runner run(x.size());
   const ByteVector good = run.encode(x);

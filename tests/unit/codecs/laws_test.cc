@@ -58,7 +58,7 @@ double brute_ks(const std::vector<float>& a, double (*distribution)(double)) {
 
 // ---- laws ----
 
-TEST(SidcoLaws, DistributionsInClosedForm) {
+TEST(SidcoLaws, DistributionsMatchClosedForm) {
   // ξ = (1 - μ²/v)/2, β = μ(μ²/v + 1)/2, so that ξ = 0.2, β = 1 has μ = 1.25, v = μ²/0.6.
   const auto pareto = MagnitudeLaw::pareto({100, 1.25, 1.25 * 1.25 / 0.6, 0});
   const auto bounded = MagnitudeLaw::pareto({100, 0.5, 1.0 / 12, 0});  // uniform: ξ = -1, β = 1
@@ -92,7 +92,7 @@ TEST(SidcoLaws, NormalAndLaplaceAreFoldedAtZero) {
   }
 }
 
-TEST(SidcoLaws, NoLawWithoutASpread) {
+TEST(SidcoLaws, ZeroSpreadFitsNoDistribution) {
   const std::vector<float> same(20, 2.0F);
   EXPECT_FALSE(MagnitudeLaw::normal(same));
   EXPECT_FALSE(MagnitudeLaw::laplace(same));
@@ -106,7 +106,7 @@ TEST(SidcoLaws, NoLawWithoutASpread) {
 
 // ---- Kolmogorov-Smirnov ----
 
-TEST(SidcoLaws, DistanceIsThatOfBruteForce) {
+TEST(SidcoLaws, DistanceMatchesBruteForce) {
   for (const Shape shape : {Shape::laplace, Shape::gaussian, Shape::heavy, Shape::layered}) {
     for (const uint64_t n : {1U, 2U, 3U, 17U, 1000U}) {
       std::vector<float> a = magnitudes(draw(shape, n, n));
@@ -119,13 +119,13 @@ TEST(SidcoLaws, DistanceIsThatOfBruteForce) {
   EXPECT_EQ(ks_distance({}, MagnitudeLaw::exponential(1)), 0);
 }
 
-TEST(SidcoLaws, DistanceMeasuresInUnitsAndFromALocation) {
+TEST(SidcoLaws, DistanceIsScaledAndShifted) {
   std::vector<float> a{3, 4, 6, 11};
   const double expected = brute_ks(a, [](double t) { return 1 - std::exp(-(t / 2 - 1)); });
   EXPECT_NEAR(ks_distance(a, MagnitudeLaw::exponential(1), 2, 1), expected, 1e-12);
 }
 
-TEST(SidcoLaws, ALawIsNearItsOwnSamplesAndFarFromOthers) {
+TEST(SidcoLaws, DistributionIsNearItsSamplesAndFarFromOthers) {
   struct Row {
     Shape shape;
     bool near[3];  // exponential, gamma, Pareto
@@ -155,7 +155,7 @@ TEST(SidcoLaws, ALawIsNearItsOwnSamplesAndFarFromOthers) {
 
 // ---- compressibility ----
 
-TEST(SidcoLaws, CompressibilityIsTheExponentOfAPowerLaw) {
+TEST(SidcoLaws, CompressibilityIsPowerLawExponent) {
   for (const double p : {0.3, 0.5, 1.0, 1.7}) {
     std::vector<float> a(20000);
     for (size_t j = 1; j <= a.size(); ++j) {
@@ -169,7 +169,7 @@ TEST(SidcoLaws, CompressibilityIsTheExponentOfAPowerLaw) {
   }
 }
 
-TEST(SidcoLaws, CompressibilityLooksAtTheRanksItNames) {
+TEST(SidcoLaws, CompressibilityUsesNamedRanks) {
   std::vector<float> a(20000);
   for (size_t j = 1; j <= a.size(); ++j) {
     const bool inside = j >= 20 && j <= 10000;
@@ -179,7 +179,7 @@ TEST(SidcoLaws, CompressibilityLooksAtTheRanksItNames) {
   EXPECT_LT(*sidco::compressibility(a, 1), 0.95);
 }
 
-TEST(SidcoLaws, CompressibilityOfTooFew) {
+TEST(SidcoLaws, CompressibilityOfTooFewIsUndefined) {
   EXPECT_FALSE(sidco::compressibility({}, 1));
   EXPECT_FALSE(sidco::compressibility(std::vector<float>(15, 1.0F), 1));
   EXPECT_TRUE(sidco::compressibility(std::vector<float>(40, 1.0F), 1));
@@ -217,7 +217,7 @@ void expect_stages(const Trace& t, const std::vector<float>& x, double wanted) {
   }
 }
 
-TEST(SidcoTrace, CountsAreThoseOfBruteForce) {
+TEST(SidcoTrace, CountsMatchBruteForce) {
   for (const Shape shape : {Shape::laplace, Shape::gaussian, Shape::heavy, Shape::layered}) {
     std::vector<float> x = draw(shape, 60001, 7);
     for (size_t i = 0; i < x.size(); i += 5) x[i] = 0;
@@ -240,7 +240,7 @@ TEST(SidcoTrace, CountsAreThoseOfBruteForce) {
 }
 
 // What a trace says is what a receiver finds.
-TEST(SidcoTrace, TheThresholdIsWhatThePayloadHolds) {
+TEST(SidcoTrace, ThresholdMatchesPayload) {
   for (const Shape shape : {Shape::laplace, Shape::gaussian, Shape::gamma_half}) {
     const std::vector<float> x = draw(shape, 100000, 3);
     for (const Law law : kLaws) {
@@ -263,7 +263,7 @@ TEST(SidcoTrace, TheThresholdIsWhatThePayloadHolds) {
   }
 }
 
-TEST(SidcoTrace, MomentsOfAStageAreThoseOfItsExceedances) {
+TEST(SidcoTrace, StageMomentsMatchItsExceedances) {
   const std::vector<float> x = draw(Shape::gamma_half, 50000, 2);
   std::vector<uint8_t> payload;
   const Trace t = traced({0.001, static_cast<uint8_t>(Law::pareto), 1, 4, true}, x, &payload);
@@ -280,7 +280,7 @@ TEST(SidcoTrace, MomentsOfAStageAreThoseOfItsExceedances) {
   }
 }
 
-TEST(SidcoTrace, PassesOverMemory) {
+TEST(SidcoTrace, PassesOverMemoryAreCounted) {
   const std::vector<float> x = draw(Shape::laplace, 200000, 1);
   std::vector<uint8_t> payload;
   // Moments; the count of a small selection lists it for the writing.
@@ -289,7 +289,7 @@ TEST(SidcoTrace, PassesOverMemory) {
   EXPECT_EQ(traced({0.001, 0, 1, 2, true}, x, &payload).memory_passes, 3U);
 }
 
-TEST(SidcoTrace, NothingToFit) {
+TEST(SidcoTrace, DegenerateInputFitsNoStage) {
   std::vector<uint8_t> payload;
   for (const size_t n : {size_t{0}, size_t{1}, size_t{7}}) {
     const Trace t = traced({1, 2, 1, 3, true}, std::vector<float>(n, 2.0F), &payload);

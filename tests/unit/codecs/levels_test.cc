@@ -83,7 +83,7 @@ TEST(Levels, CutsChangeNoRandomNumber) {
 
 // ---- qsgd ----
 
-TEST(QsgdCodec, BytesByHand) {
+TEST(QsgdCodec, BytesMatchHandComputation) {
   // norm=max: the elements lie on levels, so no random number matters. 0.5 / 2 = 0.25 is a level.
   Runner<Qsgd> runner(5, {2, 16, kMaxNorm});
   const ByteVector payload = runner.encode({0.5F, -0.25F, 0.0F, -0.5F, 0.25F});
@@ -92,7 +92,7 @@ TEST(QsgdCodec, BytesByHand) {
   EXPECT_EQ(runner.decode(payload), (std::vector<float>{0.5F, -0.25F, 0.0F, -0.5F, 0.25F}));
 }
 
-TEST(QsgdCodec, L2NormIsTheDefinitionAndDoesNotOverflow) {
+TEST(QsgdCodec, L2NormIsExactAndDoesNotOverflow) {
   Runner<Qsgd> runner(4, {1, 16, Qsgd::Norm::l2});
   const ByteVector payload = runner.encode({3e30F, 0.0F, -4e30F, 0.0F});
   float norm = 0;
@@ -118,7 +118,7 @@ TEST(QsgdCodec, InputsUpToTheLargestHaveANorm) {
 }
 
 /// E|Q(x) − x|² = Σ step²·f(1 − f), f the fractional part of l = |x|/step.
-TEST(QsgdCodec, VarianceByTheFormula) {
+TEST(QsgdCodec, VarianceMatchesFormula) {
   for (const Qsgd::Params& params :
        {Qsgd::Params{}, Qsgd::Params{127, 512, kMaxNorm}, Qsgd::Params{1, 128, Qsgd::Norm::l2},
         Qsgd::Params{7, 100, kMaxNorm}, Qsgd::Params{1000, 64, kMaxNorm}}) {
@@ -146,7 +146,7 @@ TEST(QsgdCodec, VarianceByTheFormula) {
   }
 }
 
-TEST(Levels, Grace01_PayloadsArePackedToTheBit) {
+TEST(Levels, Grace01PayloadsArePackedToTheBit) {
   for (const uint64_t n : {1U, 4U, 5U, 511U, 513U, 4099U}) {
     const auto ceil8 = [](uint64_t bits) { return (bits + 7) / 8; };
     const std::vector<float> x = normal(n, n);
@@ -170,7 +170,7 @@ TEST(Levels, Grace01_PayloadsArePackedToTheBit) {
   }
 }
 
-TEST(Levels, Grace03_ZeroUnitsAreZerosAndTheSameSeedGivesTheSameBytes) {
+TEST(Levels, Grace03ZeroUnitsAreZerosAndSameSeedGivesSameBytes) {
   const std::vector<float> zeros(700, 0.0F);
   for (const uint32_t levels : {1U, 127U, 32767U}) {
     Runner<Qsgd> runner(700, {levels, 512, Qsgd::Norm::l2});
@@ -185,7 +185,7 @@ TEST(Levels, Grace03_ZeroUnitsAreZerosAndTheSameSeedGivesTheSameBytes) {
   EXPECT_EQ(Runner<TernGrad>(700).encode(x), Runner<TernGrad>(700).encode(x));
 }
 
-TEST(QsgdCodec, Grace03_OneHotVectorsAreExactAtEveryNumberOfLevels) {
+TEST(QsgdCodec, Grace03OneHotVectorsAreExactAtEveryLevelCount) {
   std::mt19937_64 random(8);
   for (int i = 0; i < 3000; ++i) {
     float hot = std::bit_cast<float>(static_cast<uint32_t>(random()));
@@ -206,7 +206,7 @@ TEST(QsgdCodec, Grace03_OneHotVectorsAreExactAtEveryNumberOfLevels) {
   }
 }
 
-TEST(Levels, Grace08_UnitsOfOneElement) {
+TEST(Levels, Grace08UnitsOfOneElement) {
   for (const float v : {0.3F, -1e-20F, 2e30F}) {
     for (const Qsgd::Params& p : {Qsgd::Params{}, Qsgd::Params{1, 16, kMaxNorm}}) {
       EXPECT_NEAR(Runner<Qsgd>(1, p).round_trip({v})[0] / v, 1.0F, 0.01F);
@@ -222,7 +222,7 @@ TEST(Levels, Grace08_UnitsOfOneElement) {
 }
 
 /// What lies behind the unit is never read: the last bucket's norm is its own.
-TEST(QsgdCodec, Grace13_TheLastBucketIsShorterAndRepeatable) {
+TEST(QsgdCodec, Grace13LastBucketIsShorterAndRepeatable) {
   std::vector<float> x = normal(700, 4);
   Runner<Qsgd> runner(600);
   const ByteVector a = runner.encode(x);
@@ -238,7 +238,7 @@ TEST(QsgdCodec, Grace13_TheLastBucketIsShorterAndRepeatable) {
 
 // ---- terngrad ----
 
-TEST(TernGradCodec, BytesByHand) {
+TEST(TernGradCodec, BytesMatchHandComputation) {
   // every magnitude is 0 or the largest: no random number matters
   const std::vector<float> x{0.5F, -0.5F, 0.0F, 0.5F, 0.5F, -0.5F};
   Runner<TernGrad> runner(6, ternary(0));
@@ -251,7 +251,7 @@ TEST(TernGradCodec, BytesByHand) {
   EXPECT_EQ(quartic.round_trip(x), x);
 }
 
-TEST(TernGradCodec, TheScaleIsClippedAtStandardDeviations) {
+TEST(TernGradCodec, ScaleIsClippedAtStandardDeviations) {
   for (const float mean : {0.0F, 5e-3F}) {
     for (const float clip : {0.1F, 1.0F, 2.5F, 50.0F}) {
       const std::vector<float> x = normal(70'001, 9, mean);
@@ -277,7 +277,7 @@ TEST(TernGradCodec, TheScaleIsClippedAtStandardDeviations) {
 }
 
 /// Its standard deviation is 0: clipped, it would never be sent.
-TEST(TernGradCodec, AConstantUnitIsNotClipped) {
+TEST(TernGradCodec, ConstantUnitIsNotClipped) {
   for (const float v : {0.1F, -3e-20F, 7e37F}) {
     for (const uint64_t n : {1U, 2U, 1000U, 100'000U}) {
       const std::vector<float> x(n, v);
@@ -286,7 +286,7 @@ TEST(TernGradCodec, AConstantUnitIsNotClipped) {
   }
 }
 
-TEST(TernGradCodec, OneHugeOutlier) {
+TEST(TernGradCodec, OneHugeOutlierIsEncoded) {
   std::vector<float> x = normal(10'000, 3);
   x[5000] = -kMax;
   const std::vector<float> q = Runner<TernGrad>(10'000).round_trip(x);
@@ -308,7 +308,7 @@ TEST(TernGradCodec, BothPackingsSendTheSameValues) {
 }
 
 /// With c = x clipped to ±s: E|Q(x) − x|² = Σ |c|(s − |c|) + (x − c)².
-TEST(TernGradCodec, VarianceByTheFormula) {
+TEST(TernGradCodec, VarianceMatchesFormula) {
   for (const float clip : {0.0F, 2.5F, 1.0F}) {
     for (const TernGrad::Pack pack : {TernGrad::Pack::two_bits, kQuartic}) {
       const std::vector<float> x = normal(1003, 5);
@@ -332,7 +332,7 @@ TEST(TernGradCodec, VarianceByTheFormula) {
 }
 
 /// A share of 2^-20 is sent in one of a million steps, not never: 15 random bits would not do.
-TEST(TernGradCodec, SmallSharesAreSentAsOftenAsTheyShould) {
+TEST(TernGradCodec, SmallSharesAreSentAtExpectedRate) {
   constexpr uint64_t n = 1 << 20;
   std::vector<float> x(n, 0x1p-18F);
   x[0] = 1.0F;
@@ -347,7 +347,7 @@ TEST(TernGradCodec, SmallSharesAreSentAsOftenAsTheyShould) {
 
 // ---- u8 ----
 
-TEST(U8Codec, BytesByHand) {
+TEST(U8Codec, BytesMatchHandComputation) {
   Runner<U8> runner(6);
   // y = 1, −0.1, 2.75e-6, 1e-6 (nearer to 0), −0.9914 (v[126]), 0
   const ByteVector payload = runner.encode({2.0F, -0.2F, 5.5e-6F, 2e-6F, -1.9828F, -0.0F});
@@ -359,7 +359,7 @@ TEST(U8Codec, BytesByHand) {
   EXPECT_EQ(q[3], 0.0F);
 }
 
-TEST(U8Codec, Grace15_EveryElementIsTheNearestOfTheTable) {
+TEST(U8Codec, Grace15EveryElementIsNearestOfTable) {
   const std::vector<float> x = normal(70'000, 12);
   Runner<U8> runner(x.size());
   const std::vector<float> q = runner.round_trip(x);
@@ -378,14 +378,14 @@ TEST(U8Codec, Grace15_EveryElementIsTheNearestOfTheTable) {
   }
 }
 
-TEST(U8Codec, Grace15_TinyValuesDecodeToZero) {
+TEST(U8Codec, Grace15TinyValuesDecodeToZero) {
   const std::vector<float> q = Runner<U8>(4).round_trip({1.0F, 1.3e-6F, -1.3e-6F, 1.45e-6F});
   EXPECT_EQ(q[1], 0.0F);
   EXPECT_EQ(q[2], 0.0F);
   EXPECT_EQ(q[3], 2.75e-6F);
 }
 
-TEST(U8Codec, Grace18_TheLargestIsWithinAStepOfItselfAndSmallOnesKeepTheirSign) {
+TEST(U8Codec, Grace18LargestIsWithinAStepAndSmallOnesKeepTheirSign) {
   std::mt19937_64 random(3);
   for (int i = 0; i < 100'000; ++i) {
     const float most = std::bit_cast<float>(static_cast<uint32_t>(random()));
@@ -405,7 +405,7 @@ TEST(U8Codec, TinyUnitsBecomeZero) {
 
 // ---- hostile bytes ----
 
-TEST(Levels, ChecksRefuse) {
+TEST(Levels, ChecksRefuseInvalidPayloads) {
   const auto refused = [](auto runner, const ByteVector& good, size_t at, uint8_t byte) {
     ASSERT_EQ(runner.check(good), Errc::ok);
     ByteVector bad = good;

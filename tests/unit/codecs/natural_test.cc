@@ -16,7 +16,7 @@ namespace {
 using Runner = CodecRunner<Natural>;
 using Codes = std::vector<uint8_t>;
 
-TEST(Natural, Grace06_GoldenCodesAtBothEndsAndSigns) {
+TEST(Natural, Grace06GoldenBytesAtBothEndsAndSigns) {
   // Powers of two are never rounded.
   const std::vector<float> x{1.0F,    -1.0F,    2.0F,      0.5F,       0x1p17F,  -0x1p17F,
                              0x1p18F, -0x1p18F, 0x1p-108F, -0x1p-108F, 0x1p-107F};
@@ -27,7 +27,7 @@ TEST(Natural, Grace06_GoldenCodesAtBothEndsAndSigns) {
   EXPECT_EQ(Natural::info.version, 1);
 }
 
-TEST(Natural, Grace06_BeyondTheEndsItSaturatesAndVanishes) {
+TEST(Natural, Grace06OutOfRangeValuesSaturateOrVanish) {
   const std::vector<float> x{0x1p19F, -3e38F, 0x1p127F, 0x1p-109F, -0x1p-110F, 1e-40F, 0.0F, -0.0F};
   Runner run(x.size());
   const Codes codes = run.encode(x);
@@ -36,7 +36,7 @@ TEST(Natural, Grace06_BeyondTheEndsItSaturatesAndVanishes) {
   EXPECT_FALSE(Natural::contract({}).unbiased);  // not for every input
 }
 
-TEST(Natural, EveryCodeDecodesToItsPower) {
+TEST(Natural, EveryByteDecodesToItsPower) {
   Codes codes(256);
   for (uint32_t c = 0; c < 256; ++c) codes[c] = static_cast<uint8_t>(c);
   const std::vector<float> x = Runner(256).decode(codes);
@@ -46,7 +46,7 @@ TEST(Natural, EveryCodeDecodesToItsPower) {
   }
 }
 
-TEST(Natural, Grace01_OneByteForEachElement) {
+TEST(Natural, Grace01EachElementTakesOneByte) {
   for (const uint64_t n : {0U, 1U, 1000U}) {
     EXPECT_EQ(Runner(n).encode(normal(n, 1)).size(), n);
     EXPECT_EQ(Runner(n).plan().round[0].bytes, n);
@@ -54,7 +54,7 @@ TEST(Natural, Grace01_OneByteForEachElement) {
 }
 
 /// x = 2^e (1 + f): mean x, variance 4^e f (1 - f). Six standard errors.
-TEST(Natural, MeanAndVarianceByFormula) {
+TEST(Natural, MeanAndVarianceMatchFormula) {
   constexpr uint64_t n = uint64_t{1} << 20;
   for (const float x :
        {1.5F, -1.0000153F, 0.013F, -3.9999F, 0x1.000002p-50F, 200000.0F, -0.3F, 0x1.8p-107F}) {
@@ -76,7 +76,7 @@ TEST(Natural, MeanAndVarianceByFormula) {
 }
 
 /// Mantissas so small that 16 random bits could not tell them from zero: the lower seven decide.
-TEST(Natural, TheLowerRandomBitsCount) {
+TEST(Natural, LowerRandomBitsMatter) {
   constexpr uint64_t n = uint64_t{1} << 23;
   constexpr double kChance = 0x1.8p-18;
   Runner run(n);
@@ -97,7 +97,7 @@ TEST(Natural, CutsChangeNoByte) {
   }
 }
 
-TEST(Natural, PlacesDrawTheirOwnNumbers) {
+TEST(Natural, OffsetsDrawIndependently) {
   const std::vector<float> x(1000, 1.5F);
   const Codes first = Runner(1000).encode(x);
   for (const int what : {0, 1, 2, 3, 4}) {

@@ -162,7 +162,7 @@ class Ranks {
 // ---- plan ----
 
 // The factors are never larger than the matrix (a 1x1 convolution stored with few rows was).
-TEST(PowerSgdPlan, SendsLessThanTheMatrixOrTheMatrixItself) {
+TEST(PowerSgdPlan, PayloadIsSmallerThanMatrixOrMatrixItself) {
   for (uint64_t rows : {1U, 2U, 3U, 8U, 9U, 64U, 1000U}) {
     for (uint64_t cols : {1U, 2U, 3U, 8U, 9U, 64U, 1000U}) {
       for (uint32_t rank : {1U, 2U, 4U, 64U}) {
@@ -199,7 +199,7 @@ TEST(PowerSgdPlan, ColdStartHasNoState) {
   EXPECT_EQ(kTable.plan(&params, matrix(64, 64), 1).state_floats, 0U);
 }
 
-TEST(PowerSgdPlan, Contract) {
+TEST(PowerSgdPlan, ContractMatchesPlan) {
   const PowerSgd::Params params;
   const Contract contract = kTable.contract(&params);
   EXPECT_EQ(contract.merge, Merge::linear);
@@ -208,7 +208,7 @@ TEST(PowerSgdPlan, Contract) {
   EXPECT_TRUE(contract.exact_size && contract.whole_parameter);
 }
 
-TEST(PowerSgdPlan, CheckWantsTheExactLength) {
+TEST(PowerSgdPlan, CheckRequiresExactLength) {
   const PowerSgd::Params params{2, true};
   const Unit unit = matrix(16, 12);
   const std::vector<uint8_t> bytes(1024);
@@ -228,7 +228,7 @@ TEST(PowerSgdPlan, CheckWantsTheExactLength) {
 
 // A fixed matrix of rank r is recovered: from its own range at once, with the warm start still
 // there.
-TEST(PowerSgd, RecoversAFixedLowRankMatrix) {
+TEST(PowerSgd, FixedLowRankMatrixIsRecovered) {
   for (const auto& [rows, cols] : {std::pair<uint64_t, uint64_t>{40, 60}, {60, 40}, {200, 33}}) {
     for (const uint64_t rank : {1U, 2U, 4U}) {
       const Floats m = low_rank(rows, cols, rank, 5);
@@ -261,7 +261,7 @@ TEST(PowerSgd, WarmStartConvergesToTheDominantDirections) {
   EXPECT_GT(error_after(false, 8), later + 0.01);
 }
 
-TEST(PowerSgd, StateIsTheSameOnAllRanksWhateverTheyEncode) {
+TEST(PowerSgd, StateIsEqualOnAllRanksForAnyInput) {
   Ranks ranks({4, true}, matrix(30, 50), 3);
   EXPECT_TRUE(same_bits(ranks.state[0], ranks.state[1]));
   EXPECT_NE(norm(ranks.state[0]), 0.0);
@@ -276,7 +276,7 @@ TEST(PowerSgd, StateIsTheSameOnAllRanksWhateverTheyEncode) {
 
 // n equal ranks give the result of one rank: the mean, not the sum (dist GRACE left the division
 // out).
-TEST(PowerSgd, EqualRanksGiveTheResultOfOne) {
+TEST(PowerSgd, EqualRanksGiveResultOfOne) {
   const Floats m = random_numbers(40 * 40, 3);
   Ranks one({4, true}, matrix(40, 40), 1), four({4, true}, matrix(40, 40), 4);
   for (int step = 0; step < 3; ++step) {
@@ -300,7 +300,7 @@ TEST(PowerSgd, BothProductsAreLinear) {
   }
 }
 
-TEST(PowerSgd, PrescaleScalesTheLanes) {
+TEST(PowerSgd, PrescaleScalesElements) {
   const PowerSgd::Params params{3, true};
   const Unit unit = matrix(20, 20);
   Ranks ranks(params, unit, 1);
@@ -362,7 +362,7 @@ TEST(PowerSgd, TinyGradientsAreNotLost) {
   for (int step = 0; step < 3; ++step) EXPECT_LT(distance(ranks.step(m), m), 1e-4 * norm(m));
 }
 
-TEST(PowerSgd, NotANumberReachesTheLanesButNeverTheState) {
+TEST(PowerSgd, NanReachesPayloadButNeverState) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     Ranks ranks({4, true}, matrix(30, 40), 2);
@@ -382,7 +382,7 @@ TEST(PowerSgd, NotANumberReachesTheLanesButNeverTheState) {
   }
 }
 
-TEST(PowerSgd, CommitIgnoresWhatDoesNotFit) {
+TEST(PowerSgd, CommitIgnoresWrongSizes) {
   Ranks ranks({4, true}, matrix(30, 40), 2);
   const Floats before = ranks.state[0];
   ranks.commit(0, {});
@@ -390,7 +390,7 @@ TEST(PowerSgd, CommitIgnoresWhatDoesNotFit) {
   EXPECT_TRUE(same_bits(ranks.state[0], before));
 }
 
-TEST(PowerSgd, VectorsTravelAsTheyAre) {
+TEST(PowerSgd, VectorsAreSentUnchanged) {
   for (const Unit& unit : {matrix(1, 300), matrix(300, 1), matrix(3, 3), matrix(0, 0)}) {
     Ranks ranks({4, true}, unit, 2);
     const Floats a = random_numbers(unit.count, 1), b = random_numbers(unit.count, 2);
@@ -399,7 +399,7 @@ TEST(PowerSgd, VectorsTravelAsTheyAre) {
   }
 }
 
-TEST(PowerSgd, OddShapes) {
+TEST(PowerSgd, OddShapesAreEncoded) {
   for (const auto& [rows, cols] : {std::pair<uint64_t, uint64_t>{2, 1000},
                                    {1000, 2},
                                    {3, 40000},
@@ -412,14 +412,14 @@ TEST(PowerSgd, OddShapes) {
   }
 }
 
-TEST(PowerSgd, HighRank) {
+TEST(PowerSgd, HighRankIsEncoded) {
   const Floats m = low_rank(300, 200, 17, 41);
   Ranks ranks({64, true}, matrix(300, 200), 1);
   for (int step = 0; step < 2; ++step) EXPECT_LT(distance(ranks.step(m), m), 1e-4 * norm(m));
 }
 
 // Any lanes decode without a fault, at any address.
-TEST(PowerSgd, HostileLanes) {
+TEST(PowerSgd, HostileElementsLeaveFiniteState) {
   const PowerSgd::Params params{3, true};
   const Unit unit = matrix(21, 34);
   Ranks ranks(params, unit, 1);
@@ -449,7 +449,7 @@ std::vector<Floats> history(const Unit& unit, uint32_t rank, Isa isa, ThreadPool
   return all;
 }
 
-TEST(PowerSgd, SameBitsOnEveryInstructionSetAndThreadCount) {
+TEST(PowerSgd, SameBitsOnEveryIsaAndThreadCount) {
   ThreadPool two(2), three(3);
   for (const auto& [unit, rank] : {std::pair<Unit, uint32_t>{matrix(70, 130), 4},
                                    {matrix(33, 1029), 6},
@@ -470,7 +470,7 @@ TEST(PowerSgd, SameBitsOnEveryInstructionSetAndThreadCount) {
   }
 }
 
-TEST(PowerSgd, StartDependsOnSeedAndParameterOnly) {
+TEST(PowerSgd, StartDependsOnlyOnSeedAndParameter) {
   const PowerSgd::Params params;
   Floats a(400), b(400);
   Unit unit = matrix(100, 100);
@@ -486,7 +486,7 @@ TEST(PowerSgd, StartDependsOnSeedAndParameterOnly) {
 
 // The stream is part of the format: block ⌊e/2⌋, two words an element
 // (docs/format/codecs/powersgd.md).
-TEST(PowerSgd, StartIsTheDocumentedStream) {
+TEST(PowerSgd, StartIsDocumentedStream) {
   const PowerSgd::Params params;
   Floats x(400);
   kTable.init(&params, matrix(100, 100), {7, 3, 0, 1, 0, 1.0F}, x);
@@ -517,7 +517,7 @@ TEST(PowerSgd, StartIsNearlyNormal) {
 
 // ---- Gram–Schmidt ----
 
-TEST(GramSchmidt, GivesAnOrthonormalBasisEvenOfNearlyDependentVectors) {
+TEST(GramSchmidt, BasisIsOrthonormalForNearlyDependentVectors) {
   const uint64_t n = 20000;
   Floats v = random_numbers(4 * n, 1);
   for (uint64_t i = 0; i < n; ++i) {

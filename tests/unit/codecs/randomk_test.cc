@@ -22,7 +22,7 @@ std::vector<uint32_t> indices(Unit unit, Place place, uint64_t k, Isa isa = best
 }
 
 // Defect 5 of GRACE's code: indices from a global generator, with replacement, up to d itself.
-TEST(SharedIndicesTest, DistinctAndInRange) {
+TEST(SharedIndicesTest, IndicesAreDistinctAndInRange) {
   for (const uint64_t n : {1U, 2U, 3U, 100U, 1024U, 1025U, 99999U}) {
     for (const uint64_t k : {uint64_t{1}, n / 3 + 1, n}) {
       const std::vector<uint32_t> drawn = indices(vector_unit(n), {}, k);
@@ -33,7 +33,7 @@ TEST(SharedIndicesTest, DistinctAndInRange) {
   }
 }
 
-TEST(SharedIndicesTest, DependOnSeedStepParameterAndOffsetOnly) {
+TEST(SharedIndicesTest, IndicesDependOnlyOnSeedStepParameterAndOffset) {
   for (const uint64_t n : {500U, 5000U}) {
     const Unit unit = vector_unit(n);
     const Place place{.seed = 1, .step = 2};
@@ -65,12 +65,12 @@ double chi_square_of_pairs(uint64_t n, uint64_t draws) {
   return (chi - (cells - 1)) / std::sqrt(2 * (cells - 1));  // about normal
 }
 
-TEST(SharedIndicesTest, EveryPairEquallyLikely) {
+TEST(SharedIndicesTest, EveryPairIsEquallyLikely) {
   EXPECT_LT(std::fabs(chi_square_of_pairs(6, 20000)), 5);
   EXPECT_LT(std::fabs(chi_square_of_pairs(40, 100000)), 5);
 }
 
-TEST(SharedIndicesTest, EveryElementEquallyLikelyInLargeUnits) {
+TEST(SharedIndicesTest, EveryElementOfLargeUnitsIsEquallyLikely) {
   const uint64_t n = 1500;
   std::vector<double> seen(n);
   for (uint64_t step = 0; step < 4000; ++step) {
@@ -81,7 +81,7 @@ TEST(SharedIndicesTest, EveryElementEquallyLikelyInLargeUnits) {
   EXPECT_LT(std::fabs(chi - (n - 1)) / std::sqrt(2.0 * (n - 1)), 5);
 }
 
-TEST(RandomKTest, LanesAreTheElements) {
+TEST(RandomKTest, PayloadIsTheElements) {
   for (const uint64_t n : {1U, 7U, 1000U, 50000U}) {
     const std::vector<float> x = draw(Shape::laplace, n, n);
     Driver d;
@@ -97,7 +97,7 @@ TEST(RandomKTest, LanesAreTheElements) {
 }
 
 /// A residual would be multiplied by n/k − 1 in every step.
-TEST(RandomK, RescaledTakesNoResidualAndSaysSo) {
+TEST(RandomK, RescaledRefusesErrorFeedback) {
   const auto refused = Spec::parse("randomk:rescale=on+ef");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Errc::unsupported);

@@ -43,7 +43,7 @@ TEST(SidcoFit, InverseGammaIsAnInverse) {
   EXPECT_NEAR(sidco::inverse_upper_gamma(5000, 0.5), 4999.6667, 1e-3);  // median α - 1/3
 }
 
-TEST(SidcoFit, ThresholdsOfTheThreeLaws) {
+TEST(SidcoFit, ThresholdsMatchThreeDistributions) {
   const double delta = 0.01;
   const double length = std::log(1 / delta);
   EXPECT_DOUBLE_EQ(first_threshold(Law::exponential, {100, 2, 0, 0}, delta), 2 * length);
@@ -64,7 +64,7 @@ TEST(SidcoFit, DegenerateMomentsFallBack) {
                    2 * std::log(10));
 }
 
-TEST(SidcoFit, MostStages) {
+TEST(SidcoFit, StageLimitFollowsRatio) {
   EXPECT_EQ(sidco::max_stages(0.1), 4U);
   EXPECT_EQ(sidco::max_stages(0.01), 7U);
   EXPECT_EQ(sidco::max_stages(0.001), 10U);
@@ -90,7 +90,7 @@ float stages_after(Mode mode, std::initializer_list<double> means, uint32_t most
   return a.stages;
 }
 
-TEST(SidcoAdaptation, FaithfulMode) {
+TEST(SidcoAdaptation, FaithfulModeFollowsPaper) {
   EXPECT_EQ(stages_after(Mode::faithful, {0.5}), 2);
   EXPECT_EQ(stages_after(Mode::faithful, {0.5, 0.5, 1.5}), 2);
   EXPECT_EQ(stages_after(Mode::faithful, {0.5, 1.1, 0.9}), 2);
@@ -105,7 +105,7 @@ TEST(SidcoAdaptation, SignedModeTurnsWhereTheErrorDoesNotShrink) {
   EXPECT_EQ(stages_after(Mode::signed_direction, {0.5, 0.6, 0.7}), 4);
 }
 
-TEST(SidcoAdaptation, ChangesEveryFifthCallOnly) {
+TEST(SidcoAdaptation, SettingChangesOnlyEveryFifthCall) {
   Adaptation a;
   for (int call = 0; call < 4; ++call) a.observe(Mode::faithful, 0.1, 7);
   EXPECT_EQ(a.stages, 1);
@@ -133,7 +133,7 @@ TEST(SidcoAdaptation, CommitLearnsFromTheUncorrectedCount) {
   EXPECT_EQ(Adaptation::read(d.state).stages, 2);
 }
 
-TEST(SidcoTest, TheDefaultTakesTheStagesOfItsRatio) {
+TEST(SidcoTest, DefaultUsesStagesOfItsRatio) {
   const std::vector<float> x = draw(Shape::heavy, 100000, 1);
   for (const double ratio : {0.1, 0.01, 0.001}) {
     Driver d;
@@ -165,7 +165,7 @@ std::optional<std::vector<size_t>> after(float last, const std::vector<float>& x
   return reach;
 }
 
-TEST(SidcoTest, BeginsAtTheLastThreshold) {
+TEST(SidcoTest, SearchBeginsAtLastThreshold) {
   ThreadPool pool(2);
   const uint64_t n = 150001;
   for (const double ratio : {0.05, 0.01, 0.001}) {
@@ -213,7 +213,7 @@ TEST(SidcoTest, BeginsAtTheLastThreshold) {
   }
 }
 
-TEST(SidcoTest, WhatIsNotFiniteIsSeenAtTheLastThreshold) {
+TEST(SidcoTest, NonFiniteIsFoundAtLastThreshold) {
   std::vector<float> x = draw(Shape::laplace, 100000, 1);
   Driver d;
   const Unit unit = vector_unit(x.size());
@@ -263,7 +263,7 @@ void expect_ratio(const std::vector<float>& x, double ratio, Law law, uint8_t st
 }
 
 // Section 7 of the reference table: selected / wanted at 0.01 for 1, 2, 4 stages.
-TEST(SidcoTest, UnguardedCountsOfTheReferenceTable) {
+TEST(SidcoTest, UnguardedCountsMatchReferenceTable) {
   struct Row {
     Shape shape;
     double expected[3][3];
@@ -283,7 +283,7 @@ TEST(SidcoTest, UnguardedCountsOfTheReferenceTable) {
   }
 }
 
-TEST(SidcoTest, ParetoFitsItsOwnLaw) {
+TEST(SidcoTest, ParetoFitsItsOwnDistribution) {
   const std::vector<float> x = draw(Shape::pareto, 1000000, 2);
   expect_ratio(x, 0.01, Law::pareto, 1, 1.0, 0.05);
   expect_ratio(x, 0.01, Law::pareto, 2, 1.0, 0.05);
@@ -302,7 +302,7 @@ TEST(SidcoTest, ZerosSelectNothing) {
   }
 }
 
-TEST(SidcoTest, AllMagnitudesEqual) {
+TEST(SidcoTest, EqualMagnitudesKeepTheCount) {
   std::vector<float> x(5000, 2.0F);
   for (size_t i = 0; i < x.size(); i += 2) x[i] = -2.0F;
   for (const Law law : kLaws) {
@@ -346,7 +346,7 @@ TEST(SidcoTest, ScaleDoesNotMatter) {
   }
 }
 
-TEST(SidcoTest, PayloadNeverAboveTheBound) {
+TEST(SidcoTest, PayloadStaysWithinBound) {
   // gamma(1/2) at a small ratio selects three times too many with one exponential stage.
   const std::vector<float> x = draw(Shape::gamma_half, 100000, 4);
   const Driver d = driver(0.01, Law::exponential, 1, false);
@@ -365,7 +365,7 @@ TEST(SidcoTest, PayloadNeverAboveTheBound) {
   }
 }
 
-TEST(SidcoTest, AtLeastOneElement) {
+TEST(SidcoTest, PayloadHasAtLeastOneElement) {
   std::vector<float> x(1000, 1.0F);
   x[500] = 1.5F;
   const std::vector<float> y = driver(0.001, Law::exponential, 1, false).round_trip(x);
@@ -373,7 +373,7 @@ TEST(SidcoTest, AtLeastOneElement) {
   EXPECT_EQ(y[500], 1.5F);
 }
 
-TEST(SidcoTest, SmallUnits) {
+TEST(SidcoTest, SmallUnitsAreEncoded) {
   for (uint64_t n = 1; n < 70; ++n) {
     const std::vector<float> x = draw(Shape::laplace, n, n);
     for (const Law law : kLaws) {
@@ -408,7 +408,7 @@ TEST(SidcoTest, InstructionSetsAndThreadsChangeNoByte) {
   }
 }
 
-TEST(SidcoTest, ListAndMemoryGiveTheSameMoments) {
+TEST(SidcoTest, ListAndMemoryGiveSameMoments) {
   const std::vector<float> x = draw(Shape::layered, 200003, 8);
   const sidco::Threshold eta = sidco::threshold_at(0.05);
   for (const Law law : {Law::exponential, Law::pareto}) {
@@ -431,7 +431,7 @@ TEST(SidcoTest, ListAndMemoryGiveTheSameMoments) {
 }
 
 // A list of the largest answers for thresholds above its floor, memory for those below.
-TEST(SidcoTest, ClosingInChangesNoCount) {
+TEST(SidcoTest, RefinementChangesNoCount) {
   const std::vector<float> x = draw(Shape::heavy, 200003, 8);
   const uint64_t wanted = 2000;
   ThreadPool pool(2);
@@ -453,7 +453,7 @@ TEST(SidcoTest, ClosingInChangesNoCount) {
   }
 }
 
-TEST(SidcoTest, RefusesWhatItWouldNotWrite) {
+TEST(SidcoTest, NonCanonicalPayloadsAreRefused) {
   const std::vector<float> x = draw(Shape::laplace, 10000, 1);
   const Driver d = driver(0.01, Law::exponential, 1, true);
   const std::vector<uint8_t> good = d.encode(x);

@@ -51,7 +51,7 @@ TEST(Signs, KnownPayloads) {
 
 // ---- GRACE's defects ----
 
-TEST(Signs, Grace01_OneBitPerElement) {
+TEST(Signs, Grace01EachElementTakesOneBit) {
   for (const uint64_t n : {0U, 1U, 7U, 8U, 9U, 1000U, 32768U, 32769U, 100'000U}) {
     const std::vector<float> x = normal(n, n);
     const uint64_t bits = (n + 7) / 8;
@@ -63,7 +63,7 @@ TEST(Signs, Grace01_OneBitPerElement) {
   }
 }
 
-TEST(Signs, Grace03_ZeroTensors) {
+TEST(Signs, Grace03ZeroTensorsDecodeToZero) {
   for (const uint64_t n : {1U, 9U, 40'000U}) {
     for (const float zero : {0.0F, -0.0F}) {
       const std::vector<float> zeros(n, zero), ones(n, 1.0F), expected(n, 0.0F);
@@ -76,7 +76,7 @@ TEST(Signs, Grace03_ZeroTensors) {
   }
 }
 
-TEST(Signs, Grace08_UnitsOfOneElement) {
+TEST(Signs, Grace08UnitsOfOneElementRoundTrip) {
   for (const float x : {2.5F, -2.5F, kDenormal, -kDenormal, kMax, -kMax}) {
     const float sign = x < 0 ? -1.0F : 1.0F;
     const auto one = [&](auto runner) {
@@ -111,7 +111,7 @@ void expect_two_means(const std::vector<float>& x, const std::vector<float>& dec
   for (uint64_t i = begin; i < end; ++i) ASSERT_EQ(decoded[i], means[x[i] >= 0 ? 1 : 0]) << i;
 }
 
-TEST(Signs, Grace19_DecodedValuesAreTheTwoMeans) {
+TEST(Signs, Grace19DecodedValuesAreTheTwoMeans) {
   for (const uint64_t n : {2U, 100U, 70'001U}) {
     std::vector<float> x = normal(n, n);
     for (uint64_t i = kChunk; i < std::min(n, 2 * kChunk); ++i) x[i] = 3 + std::fabs(x[i]);
@@ -124,7 +124,7 @@ TEST(Signs, Grace19_DecodedValuesAreTheTwoMeans) {
   }
 }
 
-TEST(Signs, MeanMagnitude) {
+TEST(Signs, MeanMagnitudeIsExact) {
   const std::vector<float> x = normal(70'001, 5);
   Runner<EfSignSgd> runner(x.size());
   const std::vector<float> decoded = runner.decode(runner.encode(x));
@@ -155,7 +155,7 @@ struct Votes {
   std::vector<ByteVector> payloads;
 };
 
-TEST(Signs, TheMajorityDecidesAndTiesArePositive) {
+TEST(Signs, MajorityDecidesAndTiesArePositive) {
   constexpr uint64_t n = 4001;
   std::vector<uint32_t> worlds{40, 121, 250};
   for (uint32_t voters = 1; voters <= 18; ++voters) worlds.push_back(voters);
@@ -232,7 +232,7 @@ TEST(Signs, LargestInputsAreEncoded) {
   }
 }
 
-TEST(Signs, OneHugeOutlierAmongSmallOnes) {
+TEST(Signs, OneHugeOutlierKeepsSmallElements) {
   std::vector<float> x = normal(1000, 1);
   x[10] = -1e30F;
   Runner<OneBit> two(1000);
@@ -277,7 +277,7 @@ TEST(Signs, PaddingMustBeZero) {
   }
 }
 
-TEST(Signs, ScalesMustBeFiniteAndOfTheirSign) {
+TEST(Signs, ScalesMustBeFiniteAndCorrectlySigned) {
   const std::vector<float> x = normal(40'000, 1);
   const auto offer = [&](auto runner, size_t at, float value) {
     ByteVector payload = runner.encode(x);
@@ -303,7 +303,7 @@ TEST(Signs, ScalesMustBeFiniteAndOfTheirSign) {
 
 // ---- contracts ----
 
-TEST(Signs, Contracts) {
+TEST(Signs, ContractsMatchMethods) {
   for (const Contract& c : {SignSgd::contract({}), Signum::contract({})}) {
     EXPECT_EQ(c.merge, Merge::vote);
     EXPECT_EQ(c.feedback, Feedback::never);

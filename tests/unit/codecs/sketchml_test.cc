@@ -149,7 +149,7 @@ std::vector<float> values_of(Shape shape, uint64_t n) {
   return x;
 }
 
-TEST(SketchMl, ExactAgainstASort) {
+TEST(SketchMl, BinsMatchSort) {
   for (const Shape shape : kShapes) {
     for (const uint64_t n : {1U, 2U, 3U, 17U, 63U, 64U, 65U, 257U, 4096U, 4097U, 70'001U}) {
       for (const uint32_t q : {2U, 3U, 63U, 64U, 65U, 256U}) {
@@ -169,7 +169,7 @@ TEST(SketchMl, KnownBytes) {
 }
 
 /// Edges 0, 0, 0, 3, 5: the zeros are bin 0 and nothing else is, the largest is in the last bin.
-TEST(SketchMl, EqualEdgesBelongToTheFirstBin) {
+TEST(SketchMl, EqualEdgesBelongToFirstBin) {
   Runner run(9, with(4));
   const ByteVector payload = run.encode({0, 0, 0, 0, 0, 0.5F, 3, 4, 5});
   const Decoded d = parse(payload, 9, 4);
@@ -177,7 +177,7 @@ TEST(SketchMl, EqualEdgesBelongToTheFirstBin) {
   EXPECT_EQ(d.values, (std::vector<float>{0, 0, 0.5F, 4}));
 }
 
-TEST(SketchMl, Grace01_CodesArePacked) {
+TEST(SketchMl, Grace01BinsArePacked) {
   EXPECT_EQ(Runner(1000).plan().round[0].bytes, 4 * 64 + 750U);
   EXPECT_EQ(Runner(1000, with(2)).plan().round[0].bytes, 4 * 2 + 125U);
   EXPECT_EQ(Runner(1001, with(65)).plan().round[0].bytes, 4 * 65 + 876U);
@@ -197,7 +197,7 @@ TEST(SketchMl, MostlyZerosStayZeroExactly) {
   }
 }
 
-TEST(SketchMl, RefusesWhatDoesNotFit) {
+TEST(SketchMl, MisfittingPayloadsAreRefused) {
   const std::vector<float> x = values_of(Shape::normal, 100);
   Runner run(x.size(), with(5));  // 300 bits of codes, 4 of padding
   const ByteVector good = run.encode(x);
@@ -215,7 +215,7 @@ TEST(SketchMl, RefusesWhatDoesNotFit) {
 }
 
 /// One element of the lower bin at one end, all others at the other.
-TEST(SketchMl, FeedbackOfTheLargestInputsIsFinite) {
+TEST(SketchMl, FeedbackOfLargestInputsIsFinite) {
   const float largest = Runner(1).plan().largest_input;
   std::vector<float> x(1000, -largest);
   for (uint64_t i = 1; i < x.size(); ++i) x[i] = largest * (0.9F + 1e-5F * static_cast<float>(i));

@@ -48,7 +48,7 @@ std::vector<std::string> values_of(const Field& field) {
 
 // ---- the field tables themselves ----
 
-TEST(Registry, FindsEveryCodecByNameAndId) {
+TEST(Registry, EveryCodecIsFoundByNameAndId) {
   for (const CodecTable* codec : all_codecs()) {
     EXPECT_EQ(find_codec(codec->info.name), codec);
     EXPECT_EQ(find_codec(codec->info.id), codec);
@@ -81,7 +81,7 @@ TEST(Registry, NameCardsAndFieldsAreComplete) {
 
 // ---- canonical form ----
 
-TEST(Spec, DefaultsAreJustTheName) {
+TEST(Spec, DefaultsPrintOnlyTheName) {
   for (const CodecTable* codec : all_codecs()) {
     EXPECT_EQ(Spec::defaults(*codec).canonical(), codec->info.name);
     const auto parsed = Spec::parse(codec->info.name);
@@ -90,7 +90,7 @@ TEST(Spec, DefaultsAreJustTheName) {
   }
 }
 
-TEST(Spec, CanonicalFormReadsBackTheSame) {
+TEST(Spec, CanonicalFormParsesBack) {
   for (const CodecTable* codec : all_codecs()) {
     for (const Field& field : codec->fields) {
       for (const std::string& value : values_of(field)) {
@@ -123,7 +123,7 @@ TEST(Spec, OrderOfOptionsDoesNotMatter) {
   }
 }
 
-TEST(Spec, MemoryShowsOnlyWhenItIsNotTheDefault) {
+TEST(Spec, MemoryIsPrintedIfNotDefault) {
   for (const CodecTable* codec : all_codecs()) {
     const std::string name(codec->info.name);
     const Contract contract = Spec::defaults(*codec).contract();
@@ -158,7 +158,7 @@ TEST(Spec, HashesDiffer) {
 
 // ---- errors ----
 
-TEST(SpecErrors, Modifiers) {
+TEST(SpecErrors, BadModifiersAreExplained) {
   for (const char* text : {"int8+ema=1", "int8+ema=0.05", "topk+momentum=0.999999999", "topk+ema=x",
                            "topk+decay=0", "topk+decay=1.01", "topk+decay=-1", "topk+decay=nan"}) {
     EXPECT_NE(error_of(text).code, Errc::ok) << text;
@@ -175,7 +175,7 @@ TEST(SpecErrors, Modifiers) {
   EXPECT_EQ(error_of("none+ema").code, Errc::unsupported);
 }
 
-TEST(SpecErrors, Syntax) {
+TEST(SpecErrors, SyntaxErrorsAreExplained) {
   for (const char* text :
        {"", ":", ":s=1", "+ef", "none:", "none:a", "none:=1", "none:,", "none+", "none+ef+ef",
         "none+ef+noef", "none+EF", "none+", "topk+ef=1", "topk+decay",
@@ -185,7 +185,7 @@ TEST(SpecErrors, Syntax) {
   EXPECT_EQ(error_of(std::string(5000, 'a')).code, Errc::spec_syntax);
 }
 
-TEST(SpecErrors, UnknownNames) {
+TEST(SpecErrors, UnknownNamesAreExplained) {
   const Error error = error_of("non");
   EXPECT_EQ(error.code, Errc::unknown_codec);
   EXPECT_NE(error.hint.find("did you mean 'none'"), std::string::npos) << error.hint;
@@ -216,7 +216,7 @@ TEST(SpecErrors, UnknownKeyListsKeysWithRanges) {
   EXPECT_EQ(error_of("none:ratio=1").hint, "none has no keys");
 }
 
-TEST(SpecErrors, DuplicateKeys) {
+TEST(SpecErrors, DuplicateKeysAreRefused) {
   const Error error = error_of("topk:ratio=0.1,ratio=0.1");
   EXPECT_EQ(error.code, Errc::spec_syntax);
   EXPECT_NE(error.message.find("twice"), std::string::npos);
@@ -263,7 +263,7 @@ uint64_t planned_bytes(const std::string& text) {
   return bytes;
 }
 
-TEST(Spec, WhatAControlMovesSendsWhatItsMarkSays) {
+TEST(Spec, ControlledSettingsObeyTheirMark) {
   std::vector<std::string_view> moved;
   for (const CodecTable* codec : all_codecs()) {
     for (const Field& field : codec->fields) {
@@ -286,7 +286,7 @@ TEST(Spec, WhatAControlMovesSendsWhatItsMarkSays) {
   EXPECT_GE(moved.size(), 10U);
 }
 
-TEST(Spec, Examples) {
+TEST(Spec, ExamplesParse) {
   EXPECT_EQ(canonical_of("topk:ratio=1e-2+ef"), canonical_of("topk:ratio=0.01"));
   EXPECT_EQ(canonical_of("topk:ratio=0.05"), "topk:ratio=0.05");
   EXPECT_EQ(canonical_of("3lc:s=1.5+noef"), "3lc:s=1.5+noef");

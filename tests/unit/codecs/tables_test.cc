@@ -67,7 +67,7 @@ std::vector<Values> symmetric_tables(uint32_t bits, uint32_t g) {
   return all;
 }
 
-TEST(ThcTables, ClampingPointsAreThoseOfTheReference) {
+TEST(ThcTables, ClampingPointsMatchReference) {
   // from 60 digits
   const double t[] = {2.1538746940614562, 2.4175590162365051, 2.6600674686174597,
                       2.8856349124267571, 3.0972690781987845, 3.2971933456919634};
@@ -87,13 +87,13 @@ TEST(ThcTables, ClampingPointsAreThoseOfTheReference) {
   }
 }
 
-TEST(ThcTables, ClampingErrors) {
+TEST(ThcTables, ClampingErrorsMatchReference) {
   EXPECT_NEAR(clamping_error(clamping_point(1.0 / 32)), 0.00727, 5e-6);
   EXPECT_NEAR(clamping_error(clamping_point(1.0 / 64)), 0.00315, 5e-6);
   EXPECT_NEAR(clamping_error(clamping_point(1.0 / 512)), 0.00028, 5e-6);
 }
 
-TEST(ThcTables, CostsAreTheIntegral) {
+TEST(ThcTables, CostsMatchIntegral) {
   for (const auto& [l, r] : std::vector<std::pair<double, double>>{
            {-2, -1.5}, {-0.07, 0.07}, {-3, 3}, {0.5, 0.6}, {2.9, 3.1}}) {
     EXPECT_NEAR(rounding_cost(l, r), integrated_cost(l, r, 20000), 1e-13) << l << " " << r;
@@ -103,7 +103,7 @@ TEST(ThcTables, CostsAreTheIntegral) {
   EXPECT_NEAR(uniform_table(4, 1.0 / 512).cost, 0.02837, 5e-6);
 }
 
-TEST(ThcTables, TheDefaultTable) {
+TEST(ThcTables, DefaultTableIsKnown) {
   const Table table = optimal_table(4, 30, 1.0 / 32);
   EXPECT_EQ(values_of(table), (Values{0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30}));
   EXPECT_NEAR(table.cost, 0.013075, 5e-7);
@@ -114,7 +114,7 @@ TEST(ThcTables, TheDefaultTable) {
   EXPECT_NEAR(expected_error(table, 1.0 / 32), 0.013075 + 0.00727, 6e-6);
 }
 
-TEST(ThcTables, TheSmallestGIsUniform) {
+TEST(ThcTables, SmallestGIsUniform) {
   for (uint32_t bits = kMinBits; bits <= kMaxBits; ++bits) {
     const Table uniform = uniform_table(bits, 0.01);
     EXPECT_EQ(values_of(optimal_table(bits, uniform.g, 0.01)), values_of(uniform));
@@ -198,7 +198,7 @@ Ranked rank(uint32_t bits, uint32_t g, double t, double error, std::mt19937_64& 
   return ranked;
 }
 
-TEST(ThcTables, LastBitsOfTheMathLibraryDoNotMatter) {
+TEST(ThcTables, RoundingOfMathLibraryDoesNotMatter) {
   // Real ties, if there were any, would fall within the tolerance; nothing else comes near it.
   std::mt19937_64 random(7);
   for (uint32_t bits = kMinBits; bits <= kMaxBits; ++bits) {
@@ -216,7 +216,7 @@ TEST(ThcTables, LastBitsOfTheMathLibraryDoNotMatter) {
   }
 }
 
-TEST(ThcTables, OfEqualCostsTheFirstInOrderWins) {
+TEST(ThcTables, FirstOfEqualCostsWins) {
   // Costs of small integers tie often; sums of them in another order differ in their last bits.
   std::mt19937_64 random(13);
   uint32_t ties = 0;
@@ -242,7 +242,7 @@ TEST(ThcTables, OfEqualCostsTheFirstInOrderWins) {
   EXPECT_GT(ties, 100U);
 }
 
-TEST(ThcTables, GridByWorld) {
+TEST(ThcTables, GridDependsOnWorld) {
   const auto g = [](uint64_t world, uint32_t lane_bits = 8, uint32_t bits = 4) {
     const auto table = choose_table(bits, 1.0 / 32, world, lane_bits);
     return table ? table->g : 0;
@@ -271,7 +271,7 @@ TEST(ThcTables, GridByWorld) {
   EXPECT_FALSE(choose_table(4, 1.0 / 32, std::numeric_limits<uint64_t>::max(), 16));
 }
 
-TEST(ThcTables, TheChosenGIsTheCheapestThatFits) {
+TEST(ThcTables, ChosenGIsCheapestThatFits) {
   for (uint32_t bits = kMinBits; bits <= kMaxBits; ++bits) {
     for (const uint64_t world : {1U, 3U, 5U, 8U, 12U, 17U, 64U}) {
       for (const double p : {1.0 / 32, 1.0 / 1024}) {
@@ -292,7 +292,7 @@ TEST(ThcTables, TheChosenGIsTheCheapestThatFits) {
   }
 }
 
-TEST(ThcTables, QuantizingCostsWhatTheSolverSays) {
+TEST(ThcTables, QuantizingCostMatchesSolver) {
   std::mt19937_64 random(11);
   std::normal_distribution<float> normal;
   std::vector<float> y(uint64_t{1} << 20), values(y.size());

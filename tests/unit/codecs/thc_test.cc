@@ -63,7 +63,7 @@ std::vector<double> rotated_back(const std::vector<double>& y, const Conditions&
 constexpr double kT = 2.1538746940614555;  // p = 1/32
 
 /// Sums of three, of whom two added something, in the first block, and of one in the second.
-TEST(Thc, SumsDecodeToTheMeanOfThoseWhoContributed) {
+TEST(Thc, SumsDecodeToMeanOfContributors) {
   Exchange e = exchange_of("thc:block=256,scale=exact", 300, 3);
   const Floats a = normal(300, 1), b = normal(300, 2, 0.5F), zero(300);
   const std::vector<Source> sources{{a.data(), nullptr}, {b.data(), nullptr}, {b.data(), nullptr}};
@@ -101,7 +101,7 @@ float range_of(Exchange& e, uint64_t block, uint64_t size) {
                             std::sqrt(static_cast<double>(size)));
 }
 
-TEST(Thc, AnExactRangeIsThatOfTheLargestNorm) {
+TEST(Thc, ExactRangeMatchesLargestNorm) {
   Exchange e = exchange_of("thc:block=512,scale=exact", 1024, 2);
   const Floats a = normal(1024, 1), b = normal(1024, 2, 3.0F);
   const std::vector<Source> sources{{a.data(), nullptr}, {b.data(), nullptr}};
@@ -112,7 +112,7 @@ TEST(Thc, AnExactRangeIsThatOfTheLargestNorm) {
   }
 }
 
-TEST(Thc, TheNextRangeIsATenthAboveTheLastLargestNorm) {
+TEST(Thc, NextRangeIsTenthAboveLastLargestNorm) {
   Exchange e = exchange_of("thc:block=256", 768, 2);
   ASSERT_EQ(e.plan().round[1].maxima, 3U);
   Floats a = normal(768, 1), b = normal(768, 2, 3.0F);
@@ -133,7 +133,7 @@ TEST(Thc, TheNextRangeIsATenthAboveTheLastLargestNorm) {
   EXPECT_NEAR(range_of(e, 2, 256), 1.1 * kT * most / 16 / 1024, 1e-4) << "it can come back";
 }
 
-TEST(Thc, UntilANormIsNotZeroTheRangeIsAgreedOn) {
+TEST(Thc, RangeIsAgreedOnUntilNormIsNonZero) {
   const Spec spec = *Spec::parse("thc");
   const Unit unit = vector_unit(3000);
   std::vector<uint64_t> kept(64);
@@ -149,7 +149,7 @@ TEST(Thc, UntilANormIsNotZeroTheRangeIsAgreedOn) {
   EXPECT_EQ(exact.codec().plan(exact.params(), unit, 4).state_floats, 0U);
 }
 
-TEST(Thc, EncodingWithTheResidualIsEncodingTheSum) {
+TEST(Thc, EncodingWithResidualEqualsEncodingSum) {
   for (const char* text : {"thc:block=256", "thc:block=2048,bits=2", "thc:bits=3,scale=exact"}) {
     SCOPED_TRACE(text);
     const Floats g = normal(5000, 3);
@@ -172,7 +172,7 @@ TEST(Thc, EncodingWithTheResidualIsEncodingTheSum) {
   }
 }
 
-TEST(Thc, WhatIsNotFiniteChangesNothing) {
+TEST(Thc, NonFiniteChangesNothing) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
                           std::numeric_limits<float>::infinity(), 0x1p117F}) {
     Exchange e = exchange_of("thc:block=256", 1000);
@@ -189,7 +189,7 @@ TEST(Thc, WhatIsNotFiniteChangesNothing) {
   }
 }
 
-TEST(Thc, RanksShareTheRotationAndRoundOnTheirOwn) {
+TEST(Thc, RanksShareRotationAndRoundIndependently) {
   Exchange e = exchange_of("thc:scale=exact", 1 << 14, 2);
   const Floats x = normal(1 << 14, 5);
   const std::vector<Source> sources(2, {x.data(), nullptr});
@@ -208,7 +208,7 @@ TEST(Thc, RanksShareTheRotationAndRoundOnTheirOwn) {
 }
 
 /// Li et al., section 5: clamping and rounding of independent blocks of equal norm, an n-th each.
-TEST(Thc, TheErrorOfAMeanIsTheFormulas) {
+TEST(Thc, ErrorOfMeanMatchesFormula) {
   for (const uint32_t world : {1U, 2U, 4U, 8U, 15U}) {
     SCOPED_TRACE(world);
     constexpr uint64_t kCount = 64 << 10;
@@ -238,7 +238,7 @@ TEST(Thc, TheErrorOfAMeanIsTheFormulas) {
   }
 }
 
-TEST(Thc, LanesGrowWithTheRanks) {
+TEST(Thc, ElementWidthGrowsWithRanks) {
   const auto lane = [](const char* text, uint32_t world) {
     const Spec spec = *Spec::parse(text);
     return spec.codec().plan(spec.params(), vector_unit(5000), world).round[1].lane;
@@ -255,7 +255,7 @@ TEST(Thc, LanesGrowWithTheRanks) {
   EXPECT_EQ(plan.round[1].bytes, 5U * 512);
 }
 
-TEST(Thc, ChecksBoundNormsAndRefuseCutBlocks) {
+TEST(Thc, ChecksBoundNormsAndRefuseTruncatedBlocks) {
   const Spec spec = *Spec::parse("thc:block=256");
   Unit unit = vector_unit(300);
   const auto check = [&](uint32_t round, const std::vector<uint8_t>& bytes) {

@@ -137,7 +137,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 // ---- vectors of the paper's steps ----
 
-TEST(ThreeLc, QuantizesAndKeepsTheResidual) {
+TEST(ThreeLc, QuantizationKeepsResidual) {
   const std::vector<float> x{0.5F, -0.2F, 0.1F, -0.5F, 0.24F};
   std::vector<float> e(5, 0.0F);
   const ByteVector payload = Caller().encode({}, x, &e);
@@ -156,12 +156,12 @@ TEST(ThreeLc, SparsityMultiplierRaisesTheThreshold) {
               ElementsAre(0.875F, 0.0F, 0.0F, -0.875F, 0.0F, 0.875F, 0.0F));
 }
 
-TEST(ThreeLc, LaysOutFiveRows) {
+TEST(ThreeLc, PayloadHasFiveRows) {
   const std::vector<float> x{1, 0, -1, 0, 0, 1, 0, 0, 0, 0};
   EXPECT_THAT(coded(Caller().encode({}, x, nullptr)), ElementsAre(175, 130));
 }
 
-TEST(ThreeLc, SingleBytes) {
+TEST(ThreeLc, SingleBytesRoundTrip) {
   const auto byte = [](const std::vector<float>& q) {
     return coded(Caller().encode({}, q, nullptr)).at(0);
   };
@@ -174,7 +174,7 @@ TEST(ThreeLc, SingleBytes) {
   EXPECT_EQ(byte({0, 0, 0, 0, 1}), 122);
 }
 
-TEST(ThreeLc, RunsOfZeroBytes) {
+TEST(ThreeLc, RunsOfZeroBytesAreCompressed) {
   const std::vector<std::pair<int, ByteVector>> cases{
       {1, {121}},       {2, {243}},           {3, {244}},       {13, {254}},
       {14, {255}},      {15, {255, 121}},     {16, {255, 243}}, {27, {255, 254}},
@@ -190,7 +190,7 @@ TEST(ThreeLc, RunsOfZeroBytes) {
   }
 }
 
-TEST(ThreeLc, MixedStream) {
+TEST(ThreeLc, MixedStreamRoundTrips) {
   const ByteVector bytes =
       repeat({{5, 1}, {121, 3}, {200, 1}, {121, 1}, {242, 1}, {121, 30}, {0, 1}});
   ASSERT_EQ(bytes.size(), 38U);
@@ -198,7 +198,7 @@ TEST(ThreeLc, MixedStream) {
               ElementsAre(5, 244, 200, 121, 242, 255, 255, 243, 0));
 }
 
-TEST(ThreeLc, PadDigitsOfAZeroTensor) {
+TEST(ThreeLc, PadDigitsOfZeroTensorAreZero) {
   // 72 values: 15 columns, three pad digits in the last row.
   const std::vector<float> zeros(72, 0.0F);
   Params p;
@@ -217,7 +217,7 @@ TEST(ThreeLc, TiesAreZero) {
   EXPECT_THAT(caller.decode({}, payload, 5), ElementsAre(2.0F, 0.0F, 0.0F, 2.0F, -2.0F));
 }
 
-TEST(ThreeLc, EmptyTensor) {
+TEST(ThreeLc, EmptyTensorRoundTrips) {
   for (const Params& p : all_params()) {
     std::vector<float> e;
     Caller caller;
@@ -240,7 +240,7 @@ TEST(ThreeLc, AllZeroSendsScaleZero) {
   }
 }
 
-TEST(ThreeLc, BelowTheSmallestNormalIsKept) {
+TEST(ThreeLc, ValuesBelowSmallestNormalAreKept) {
   const float tiny = std::nextafter(kSmallestNormal, 0.0F);
   std::vector<float> e{0, -1e-45F, 0, 0, 0, 0};
   const std::vector<float> x{tiny, 0, -tiny, 1e-45F, 0, 0};
@@ -251,7 +251,7 @@ TEST(ThreeLc, BelowTheSmallestNormalIsKept) {
   EXPECT_EQ(caller.decode({}, payload, 6), std::vector<float>(6, 0.0F));
 }
 
-TEST(ThreeLc, TheLargestIsAlwaysSent) {
+TEST(ThreeLc, LargestIsAlwaysSent) {
   // M/2 is not representable here; the comparison has to be with its exact value.
   for (const float s : {1.0F, 1.5F, 1.9999998F, std::nextafter(2.0F, 0.0F)}) {
     for (float a = kSmallestNormal; a < 5 * kSmallestNormal;
@@ -265,14 +265,14 @@ TEST(ThreeLc, TheLargestIsAlwaysSent) {
   }
 }
 
-TEST(ThreeLc, ExactHalfOfADenormalScale) {
+TEST(ThreeLc, ExactHalfOfDenormalScaleRounds) {
   const float a = kSmallestNormal;  // M = 2a(1 − 2^-24), M/2 rounds up to a
   const float s = std::nextafter(2.0F, 0.0F);
   Caller caller;
   EXPECT_EQ(caller.decode(with_s(s), caller.encode(with_s(s), {-a}, nullptr), 1)[0], -(s * a));
 }
 
-TEST(ThreeLc, FewerThanFiveElements) {
+TEST(ThreeLc, TensorsOfUnderFiveElementsRoundTrip) {
   for (uint64_t n = 1; n < 5; ++n) {
     const ByteVector payload = Caller().encode({}, std::vector<float>(n, 1.0F), nullptr);
     ASSERT_EQ(payload.size(), 5U);
@@ -306,7 +306,7 @@ TEST(ThreeLc, OverflowWithTheResidualFails) {
 }
 
 // Also in a tensor that the caches do not hold.
-TEST(ThreeLc, NoChunkChangesWhenALaterOneOverflows) {
+TEST(ThreeLc, ChunksStayUnchangedWhenLaterOneOverflows) {
   for (const uint64_t n : {3 * 40960U - 7, 4 * 40960U - 7}) {
     std::vector<float> e0 = gaussian(n, 3);
     e0[50000] = 0.9F * kMax;
@@ -326,7 +326,7 @@ TEST(ThreeLc, NoChunkChangesWhenALaterOneOverflows) {
 
 // ---- laws ----
 
-TEST(ThreeLc, WhatIsSentPlusTheResidualIsTheInput) {
+TEST(ThreeLc, SentPlusResidualEqualsInput) {
   for (const Params& p : all_params()) {
     for (const uint64_t n : {1U, 4U, 5U, 6U, 19U, 64U, 1024U, 40959U, 40960U, 40961U, 100003U}) {
       Caller caller;
@@ -347,7 +347,7 @@ TEST(ThreeLc, WhatIsSentPlusTheResidualIsTheInput) {
   }
 }
 
-TEST(ThreeLc, ChunksAreTensorsOfTheirOwn) {
+TEST(ThreeLc, ChunksAreIndependentTensors) {
   const std::vector<float> x = gaussian(2 * 40960 + 777, 5);
   const Params chunked{1.0F, kChunked, true, false};
   const ByteVector payload = Caller().encode(chunked, x, nullptr);
@@ -396,7 +396,7 @@ TEST(ThreeLc, SameBytesOnEveryIsaAndThreadCount) {
   }
 }
 
-TEST(ThreeLc, OutputsThatNoCacheHolds) {
+TEST(ThreeLc, OutputsLargerThanCacheRoundTrip) {
   const uint64_t n = (9U << 20) + 3;  // 36 MiB: past the caches
   const std::vector<float> x = of_density(n, 1.0, 9);
   for (const Params& p : {Params{}, Params{1.0F, kChunked, true, false}}) {
@@ -419,7 +419,7 @@ TEST(ThreeLc, OutputsThatNoCacheHolds) {
 
 // ---- hostile bytes ----
 
-TEST(ThreeLc, ChecksTheLengthOfTheExpansion) {
+TEST(ThreeLc, ExpandedLengthIsChecked) {
   const Unit unit{75, 75, 1, 0, 0};  // 15 bytes of digits
   const auto check = [&](ByteVector bytes, bool zre = true) {
     bytes.insert(bytes.begin(), {0, 0, 0x80, 0x3F});
@@ -442,7 +442,7 @@ TEST(ThreeLc, ChecksTheLengthOfTheExpansion) {
   }
 }
 
-TEST(ThreeLc, NothingFollowsTheLastChunk) {
+TEST(ThreeLc, TrailingBytesAreRefused) {
   for (const Params& p : all_params()) {
     const std::vector<float> x = gaussian(75, 3);
     ByteVector payload = Caller().encode(p, x, nullptr);
@@ -453,7 +453,7 @@ TEST(ThreeLc, NothingFollowsTheLastChunk) {
   }
 }
 
-TEST(ThreeLc, ChecksTheScale) {
+TEST(ThreeLc, ScaleIsChecked) {
   const Unit unit{5, 5, 1, 0, 0};
   const auto check = [&](float m) {
     ByteVector bytes(5, 121);
@@ -466,13 +466,13 @@ TEST(ThreeLc, ChecksTheScale) {
   for (const float m : {-0.0F, -1.0F, kInf, -kInf, std::nanf("")}) EXPECT_NE(check(m), Errc::ok);
 }
 
-TEST(ThreeLc, NotCanonicalRunsDecode) {
+TEST(ThreeLc, NonCanonicalRunsDecode) {
   const ByteVector payload{0, 0, 0, 0x40, 121, 121, 243, 202, 243};
   const std::vector<float> out = Caller().decode({}, payload, 35);
   for (size_t i = 0; i < 35; ++i) EXPECT_EQ(out[i], i == 4 ? 2.0F : 0.0F);
 }
 
-TEST(ThreeLc, AnyBytesAreDecodedOrRefused) {
+TEST(ThreeLc, AnyBytesDecodeOrAreRefused) {
   std::mt19937 random(77);
   uint32_t accepted = 0;
   for (const Params& p : all_params()) {
@@ -494,7 +494,7 @@ TEST(ThreeLc, AnyBytesAreDecodedOrRefused) {
   EXPECT_GT(accepted, 100U);
 }
 
-TEST(ThreeLc, Contract) {
+TEST(ThreeLc, ContractMatchesMethod) {
   const Contract c = ThreeLc::contract({});
   EXPECT_EQ(c.merge, Merge::none);
   EXPECT_EQ(c.feedback, Feedback::own);

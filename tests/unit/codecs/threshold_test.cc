@@ -49,7 +49,7 @@ void expect_definition(const std::vector<float>& x, double v, double cap) {
   }
 }
 
-TEST(ThresholdTest, KeepsWhatIsAbove) {
+TEST(ThresholdTest, ValuesAboveThresholdAreKept) {
   for (const uint64_t n : {1U, 2U, 3U, 15U, 100U, 4096U, 4097U, 16385U, 70000U}) {
     for (const double v : {0.0, 1e-6, 1e-3, 2e-3, 5e-3, 1e9}) {
       for (const double cap : {1e-9, 0.001, 0.1, 0.5, 1.0}) {
@@ -60,7 +60,7 @@ TEST(ThresholdTest, KeepsWhatIsAbove) {
 }
 
 // Above the cap in its three ways: by a list, by a sample's bound, from the unit.
-TEST(ThresholdTest, AboveTheCapTheLargestGo) {
+TEST(ThresholdTest, CapKeepsLargest) {
   for (const uint64_t n : {20000U, 150000U}) {
     std::vector<float> x = draw(Shape::layered, n, 7);
     expect_definition(x, 1e-3, 0.01);
@@ -72,7 +72,7 @@ TEST(ThresholdTest, AboveTheCapTheLargestGo) {
   }
 }
 
-TEST(ThresholdTest, TheThresholdItselfDoesNotPass) {
+TEST(ThresholdTest, ThresholdItselfIsNotSent) {
   const float v = 0.01F;  // below the double 0.01
   ASSERT_LT(static_cast<double>(v), 0.01);
   const std::vector<float> x{v, -v, std::nextafter(v, 1.0F), -std::nextafter(v, 1.0F)};
@@ -85,7 +85,7 @@ TEST(ThresholdTest, TheThresholdItselfDoesNotPass) {
   EXPECT_EQ(nonzeros(driver(0, 1).round_trip(small)), 2U);
 }
 
-TEST(ThresholdTest, NothingPasses) {
+TEST(ThresholdTest, SmallValuesSendNothing) {
   for (const uint64_t n : {0U, 1U, 100U, 70000U}) {
     const std::vector<uint8_t> payload = driver(1e9, 0.1).encode(std::vector<float>(n, 1.0F));
     EXPECT_EQ(payload, (std::vector<uint8_t>{0, 0, 0, 0})) << n;
@@ -93,7 +93,7 @@ TEST(ThresholdTest, NothingPasses) {
 }
 
 // Defect 2 of GRACE's code: more bytes than dense, eight-byte indices.
-TEST(ThresholdTest, Grace02_SendsLessThanDense) {
+TEST(ThresholdTest, Grace02SendsLessThanDense) {
   for (const uint64_t n : {64U, 4097U, 1000000U}) {
     EXPECT_LT(Threshold::plan({}, vector_unit(n), 8).round[0].bytes * 4, n * 4) << n;
     const std::vector<float> x = draw(Shape::laplace, n, 1);
@@ -102,7 +102,7 @@ TEST(ThresholdTest, Grace02_SendsLessThanDense) {
 }
 
 // Defect 11: a guard by max(x), not max|x|, let a unit without positives through whole.
-TEST(ThresholdTest, Grace11_AllNegativeAndAllZero) {
+TEST(ThresholdTest, Grace11AllNegativeAndAllZeroAreEncoded) {
   const uint64_t n = 50000;
   EXPECT_EQ(driver(0.01, 0.1).encode(std::vector<float>(n)).size(), 4U);
   EXPECT_EQ(driver(0.01, 0.1).encode(std::vector<float>(n, -0.0F)).size(), 4U);
@@ -115,7 +115,7 @@ TEST(ThresholdTest, Grace11_AllNegativeAndAllZero) {
   EXPECT_EQ(y[40000], -0.02F);
 }
 
-TEST(ThresholdTest, HugeAndTiny) {
+TEST(ThresholdTest, HugeAndTinyAreEncoded) {
   std::vector<float> x = draw(Shape::laplace, 70000, 9);
   for (uint64_t i = 0; i < x.size(); ++i) x[i] *= i % 2 == 0 ? 1e-38F : 1e-36F;
   x[3] = 3e38F;
@@ -125,7 +125,7 @@ TEST(ThresholdTest, HugeAndTiny) {
   expect_definition(x, 0, 0.0001);
 }
 
-TEST(ThresholdTest, SizesOfTheLargestUnits) {
+TEST(ThresholdTest, LargestUnitsHaveValidSizes) {
   const uint64_t most = uint64_t{1} << 32;
   for (const uint64_t n : {uint64_t{0}, uint64_t{1}, most - 1}) {
     const Plan plan = Threshold::plan({}, vector_unit(n), 2);
@@ -146,7 +146,7 @@ TEST(ThresholdTest, BytesOfTheFormatPage) {
   EXPECT_EQ(driver(1, 0.5).encode({0.0F, -2.0F, 0.5F, 1.0F, 0.25F, 2.0F}), expected);
 }
 
-TEST(ThresholdTest, RefusesWhatItWouldNotWrite) {
+TEST(ThresholdTest, NonCanonicalPayloadsAreRefused) {
   const Driver d = driver(1e-9, 0.01);
   const Unit unit = vector_unit(1000);
   const std::vector<uint8_t> good = d.encode(draw(Shape::laplace, 1000, 1));
@@ -214,7 +214,7 @@ void expect_erases(double ratio_like) {
   }
 }
 
-TEST(Erase, IsDecodingWithWeightMinusOne) {
+TEST(Erase, EraseEqualsDecodingWithWeightMinusOne) {
   for (const double ratio : {0.01, 0.3, 1.0}) {
     expect_erases<TopK>(ratio);
     expect_erases<Sidco>(ratio);

@@ -39,7 +39,7 @@ void expect_exact(const std::vector<float>& x, double ratio, const char* what) {
   }
 }
 
-TEST(TopKTest, KeepsExactlyTheLargest) {
+TEST(TopKTest, LargestAreKeptExactly) {
   for (const uint64_t n : {1U, 2U, 3U, 15U, 100U, 1024U, 4096U, 65536U, 65537U, 150000U}) {
     for (const double ratio : {1e-9, 0.001, 0.01, 0.0625, 0.07, 0.5, 1.0}) {
       for (const Shape shape : {Shape::laplace, Shape::layered}) {
@@ -69,7 +69,7 @@ Driver bf16_driver(double ratio) {
 }
 
 // Selected as float32, sent as bfloat16; with a residual what rounding leaves stays, exactly.
-TEST(TopKTest, RoundsToBfloat16) {
+TEST(TopKTest, ValuesAreRoundedToBfloat16) {
   ThreadPool three(3);
   for (const uint64_t n : {1U, 15U, 4096U, 65536U, 65537U, 700001U}) {
     std::vector<float> x = draw(Shape::layered, n, n);
@@ -95,7 +95,7 @@ TEST(TopKTest, RoundsToBfloat16) {
 }
 
 // The largest float that rounds to a number, and the one above it, which leaves all as it was.
-TEST(TopKTest, WhatIsBeyondBfloat16ChangesNothing) {
+TEST(TopKTest, Bfloat16OverflowChangesNothing) {
   const float largest = 0x1.FEFFFEp127F, beyond = 0x1.FFp127F;
   ASSERT_EQ(std::nextafter(largest, INFINITY), beyond);
   for (const uint64_t n : {100U, 65536U, 65537U, 150001U}) {
@@ -116,7 +116,7 @@ TEST(TopKTest, WhatIsBeyondBfloat16ChangesNothing) {
   }
 }
 
-TEST(TopKTest, EqualMagnitudesGoByIndex) {
+TEST(TopKTest, EqualMagnitudesAreOrderedByIndex) {
   for (const uint64_t n : {100U, 5000U, 70000U, 140000U}) {
     std::vector<float> x(n, -3.0F);
     expect_exact(x, 0.01, "constant");
@@ -126,7 +126,7 @@ TEST(TopKTest, EqualMagnitudesGoByIndex) {
   }
 }
 
-TEST(TopKTest, FewerNonZerosThanWanted) {
+TEST(TopKTest, FewNonZerosAreAllSent) {
   for (const uint64_t n : {1000U, 70000U, 300000U}) {
     std::vector<float> x(n);
     expect_exact(x, 0.01, "zeros");
@@ -152,7 +152,7 @@ uint64_t sample_position(uint64_t i, uint64_t n, uint64_t s) {
   return n / s * i + n % s * i / s + ((n / s * (scrambled >> 8)) >> 24);
 }
 
-TEST(TopKTest, ExactWhateverTheSampleSays) {
+TEST(TopKTest, CutIsExactForAnySample) {
   const uint64_t n = 200000;
   const std::vector<float> quiet = draw(Shape::laplace, n, 3);
   std::vector<float> high = quiet;
@@ -169,7 +169,7 @@ TEST(TopKTest, ExactWhateverTheSampleSays) {
 }
 
 // Samples four elements of a line; the last line must not reach past the end.
-TEST(TopKTest, LargeUnits) {
+TEST(TopKTest, LargeUnitsAreEncoded) {
   const std::vector<float> x = draw(Shape::layered, (uint64_t{1} << 22) + 1001, 8);
   const uint64_t k = kept_of(0.001, x.size());
   std::vector<uint32_t> keys(x.size());
@@ -190,7 +190,7 @@ TEST(TopKTest, LargeUnits) {
 
 // What encoding the sums sends, and the sums without it. The values undo each other here and there,
 // so that some units have fewer sums than wanted, and some no sample that knows them.
-TEST(TopKTest, SumsWithAResidualAreEncodedAsValues) {
+TEST(TopKTest, SumsWithResidualAreEncodedLikeValues) {
   ThreadPool three(3);
   for (const uint64_t n : {100U, 9000U, 65536U, 65537U, 150001U, 700001U}) {
     const std::vector<float> residual = draw(Shape::layered, n, 2);
@@ -217,7 +217,7 @@ TEST(TopKTest, SumsWithAResidualAreEncodedAsValues) {
   }
 }
 
-TEST(TopKTest, SumsThatAreNotFiniteChangeNothing) {
+TEST(TopKTest, NonFiniteSumsChangeNothing) {
   for (const uint64_t n : {100U, 65536U, 65537U, 150001U}) {
     const std::vector<float> before = draw(Shape::laplace, n, 2);
     for (const float bad : {std::nanf(""), INFINITY, -INFINITY, 3e38F}) {
@@ -276,7 +276,7 @@ TEST(TopKTest, BytesOfTheFormatPage) {
   EXPECT_EQ(bf16_driver(0.5).encode(x), halves);
 }
 
-TEST(TopKTest, RefusesWhatItWouldNotWrite) {
+TEST(TopKTest, NonCanonicalPayloadsAreRefused) {
   const std::vector<float> x = draw(Shape::laplace, 1000, 1);
   const Driver d = driver(0.01);
   const Unit unit = vector_unit(1000);
@@ -325,7 +325,7 @@ TEST(TopKTest, RefusesWhatItWouldNotWrite) {
   }
 }
 
-TEST(ExactCut, CountsTies) {
+TEST(ExactCut, TiesAreCounted) {
   std::vector<float> x(5000);
   for (uint64_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 50);
   const Cut cut = exact_cut(x.data(), x.size(), 250);  // 100 of 49, 100 of 48, 50 of 47
@@ -335,7 +335,7 @@ TEST(ExactCut, CountsTies) {
 
 // Every rank, among values over many powers of two: also the ones at the seams of digits, which are
 // wider for few keys.
-TEST(CandidateList, CutsAtEveryRank) {
+TEST(CandidateList, ListIsCutAtEveryRank) {
   for (const uint64_t n : {1500U, 6000U}) {
     std::vector<float> x = draw(Shape::gamma_half, n, 4);
     const LentMemory scratch(CandidateList::scratch_bytes(n, n));
@@ -355,7 +355,7 @@ TEST(CandidateList, CutsAtEveryRank) {
   }
 }
 
-TEST(BoundOfKth, IsReachedByFewMore) {
+TEST(BoundOfKth, BoundIsReachedByFewMore) {
   std::vector<std::vector<uint32_t>> lists{std::vector<uint32_t>(300, 0),
                                            std::vector<uint32_t>(300, 0x3F800000)};
   for (const uint64_t n : {64U, 2000U, 6000U}) {

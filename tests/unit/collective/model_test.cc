@@ -30,7 +30,7 @@ Choice choice(const std::string& spec, const Options& o) {
   return c ? *c : Choice{};
 }
 
-TEST(Planner, PicksByContractWorldAndBytes) {
+TEST(Planner, ContractWorldAndBytesDecideStrategy) {
   EXPECT_EQ(choice("none", options(4)).strategy, StrategyKind::native_sum);
   EXPECT_EQ(choice("bf16", options(4)).strategy, StrategyKind::native_sum);
   EXPECT_EQ(choice("powersgd", options(4)).strategy, StrategyKind::native_sum);
@@ -50,13 +50,13 @@ TEST(Planner, OneRoundLessIsWorthSomeBytes) {
   EXPECT_EQ(by_size(1 << 20), StrategyKind::two_shot);
 }
 
-TEST(Planner, AnEngineThatCannotAddGetsFrames) {
+TEST(Planner, EngineWithoutAdditionGetsFrames) {
   Options o = options(4);
   o.caps.sums = 0b001;  // f32 only
   EXPECT_NE(choice("bf16", o).strategy, StrategyKind::native_sum);
 }
 
-TEST(Planner, SumsOfCodesHaveToFitTheirLanesAndTheEngine) {
+TEST(Planner, QuantizedSumsMustFitElementsAndEngine) {
   const auto refusal = [](const char* spec, Options o) {
     auto c = choose_strategy(*Spec::parse(spec), model(), o);
     return c ? std::string() : c.error().message;
@@ -74,7 +74,7 @@ TEST(Planner, SumsOfCodesHaveToFitTheirLanesAndTheEngine) {
   EXPECT_EQ(refusal("thc", floats), "thc: this engine does not add int32 lanes");
 }
 
-TEST(Planner, RefusesWhatTheContractForbids) {
+TEST(Planner, StrategiesAgainstContractAreRefused) {
   const auto refused = [](const char* spec, StrategyKind kind) {
     return choose_strategy(*Spec::parse(spec), model(), options(4, kind)).error();
   };
@@ -84,7 +84,7 @@ TEST(Planner, RefusesWhatTheContractForbids) {
             std::string::npos);
 }
 
-TEST(Model, OwnersCoverEveryLargeParameterOnceInGranules) {
+TEST(Model, OwnersCoverEveryLargeParameterOnceInBlocks) {
   for (const uint32_t world : {2U, 3U, 4U, 7U, 8U}) {
     auto m = Model::create(*Spec::parse("int8:block=256"), model(),
                            options(world, StrategyKind::two_shot));
@@ -131,7 +131,7 @@ TEST(Model, AgreementChangesWithEverythingThatMatters) {
 }
 
 /// Saved states are hashed with what was planned when one rank still compressed.
-TEST(Model, OfOneRankKeepsItsAgreement) {
+TEST(Model, OneRankKeepsItsAgreement) {
   const auto alone = [](const char* spec, StrategyKind strategy) {
     Options o = options(1, strategy);
     o.seed = 7;
@@ -147,7 +147,7 @@ TEST(Model, OfOneRankKeepsItsAgreement) {
   EXPECT_EQ(alone("powersgd:rank=2", StrategyKind::automatic), 10354829913267519747U);
 }
 
-TEST(Model, RefusesImpossibleArguments) {
+TEST(Model, ImpossibleArgumentsAreRefused) {
   auto twice = model();
   twice[1].name = twice[0].name;
   EXPECT_FALSE(Model::create(*Spec::parse("3lc"), twice, options(4)));
@@ -158,7 +158,7 @@ TEST(Model, RefusesImpossibleArguments) {
       Model::create(*Spec::parse("3lc"), {{"huge", uint64_t{1} << 40, 1 << 20}}, options(4)));
 }
 
-TEST(Model, RefusesPiecesThatABundleCannotSay) {
+TEST(Model, PartsTooLargeForBundleAreRefused) {
   Options o = options(2, StrategyKind::gather_all);
   const auto result =
       Model::create(*Spec::parse("topk"), {{"embedding", uint64_t{1} << 20, 4096}}, o);
@@ -167,7 +167,7 @@ TEST(Model, RefusesPiecesThatABundleCannotSay) {
   EXPECT_NE(result.error().message.find("embedding"), std::string::npos);
 }
 
-TEST(Model, RefusesWorldsThatAHeaderCannotSay) {
+TEST(Model, WorldsTooLargeForHeaderAreRefused) {
   EXPECT_TRUE(Model::create(*Spec::parse("int8"), model(), options(kMaxWorld)));
   const auto refused = Model::create(*Spec::parse("int8"), model(), options(kMaxWorld + 1));
   ASSERT_FALSE(refused);
@@ -175,7 +175,7 @@ TEST(Model, RefusesWorldsThatAHeaderCannotSay) {
 }
 
 /// The length of a lane segment has 32 bits, packing had 64: more than 4 GiB overran the buffer.
-TEST(Model, RefusesLanesThatABundleCannotSay) {
+TEST(Model, ElementsTooWideForBundleAreRefused) {
   Options o = options(3, StrategyKind::gather_all);
   o.small_elements = uint64_t{1} << 40;
   const auto code = [&](uint64_t elements) {
@@ -189,7 +189,7 @@ TEST(Model, RefusesLanesThatABundleCannotSay) {
   EXPECT_TRUE(bare) << "lanes travel bare";
 }
 
-TEST(Model, RefusesWhatASparseCodecCannotIndexUnderEveryStrategy) {
+TEST(Model, UnindexableSparseUnitsAreRefusedByEveryStrategy) {
   const auto code = [&](const char* spec, uint64_t elements, StrategyKind strategy) {
     const auto made = Model::create(*Spec::parse(spec), {{"w", elements, 1}}, options(2, strategy));
     return made ? Errc::ok : made.error().code;
@@ -206,7 +206,7 @@ TEST(Capacity, ExactSizesKeepTheBound) {
   EXPECT_EQ(c.bytes(), 5000U);
 }
 
-TEST(Capacity, FollowsWhatWasSeenWithAMargin) {
+TEST(Capacity, CapacityFollowsSeenLengthsWithMargin) {
   Capacity c(100000, false);
   EXPECT_EQ(c.bytes(), 100000U) << "nothing known: the bound";
   c.saw(10000);
@@ -222,7 +222,7 @@ TEST(Capacity, FollowsWhatWasSeenWithAMargin) {
   EXPECT_GE(c.bytes(), kMinCapacity);
 }
 
-TEST(PredictedBytes, CountHeadersTablesAndSeenLengths) {
+TEST(PredictedBytes, HeadersTablesAndSeenLengthsAreCounted) {
   Volume v;
   v.payload = 1000;
   v.expected = 400;

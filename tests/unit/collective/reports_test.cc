@@ -48,7 +48,7 @@ std::vector<Report> gathered(LoopbackHub& hub, DType type, uint32_t first) {
   return out;
 }
 
-TEST(ReportSlots, EveryWordComesThroughEveryLane) {
+TEST(ReportSlots, EveryWordArrivesInEveryElement) {
   LoopbackHub hub(2, std::chrono::seconds(60));
   for (const DType type : kLanes) {
     for (uint32_t first = 0; first < 65536; first += 12) {
@@ -59,7 +59,7 @@ TEST(ReportSlots, EveryWordComesThroughEveryLane) {
   }
 }
 
-TEST(ReportSlots, UpTo64RanksAreHeardInOneSum) {
+TEST(ReportSlots, UpTo64RanksReportInOneSum) {
   for (const uint32_t world : {2U, 3U, 7U, 64U}) {
     LoopbackHub hub(world, std::chrono::seconds(60));
     for (const DType type : kLanes) {
@@ -91,7 +91,7 @@ TEST(ReportSlots, MoreRanksTakeTurns) {
   EXPECT_EQ(slot_turn(65, 1).count, 1U);
 }
 
-TEST(ReportSlots, SumsOfLiarsAreMissingReports) {
+TEST(ReportSlots, SumsWithInvalidReportsAreMissing) {
   std::vector<float> f32(6, 3);
   EXPECT_FALSE(get_report(DType::f32, reinterpret_cast<uint8_t*>(f32.data())).missing());
   for (const float lie : {-1.0F, 0.5F, 65536.0F, 1e30F, std::numeric_limits<float>::infinity(),
@@ -118,7 +118,7 @@ TEST(ReportSlots, SumsOfLiarsAreMissingReports) {
   }
 }
 
-TEST(ReportBook, AReportAboutAnotherStepIsMissing) {
+TEST(ReportBook, ReportAboutAnotherStepIsMissing) {
   const OwnReport own{words_from(100), (uint64_t{7} << 32) + 41, 3};
   BundleReport sent = bundle_report(&own);
   EXPECT_EQ(sent.step, 41U);

@@ -34,7 +34,7 @@ TEST(Control, TextsHaveOneForm) {
   }
 }
 
-TEST(Control, WhatIsNoneIsRefusedInOneSentence) {
+TEST(Control, InvalidTextIsRefusedWithOneMessage) {
   const std::vector<std::pair<std::string, std::string>> cases{
       {"", "control '': the law's name is missing"},
       {"dc3", "there is no control 'dc3'"},
@@ -67,14 +67,14 @@ TEST(Control, WhatIsNoneIsRefusedInOneSentence) {
   EXPECT_EQ(parse_control("dc3").error().hint.substr(0, 20), "did you mean 'dc2'? ");
 }
 
-TEST(Control, ASchedulesLengthIsBounded) {
+TEST(Control, SchedulesLengthIsBounded) {
   std::string text = "schedule:0=1";
   for (int i = 1; i < 64; ++i) text += "," + std::to_string(i) + "=1";
   EXPECT_TRUE(parse_control(text).ok());
   EXPECT_FALSE(parse_control(text + ",64=1").ok());
 }
 
-TEST(Control, EveryLawsFieldsReadTheirOwnTexts) {
+TEST(Control, EveryPolicyReadsItsOwnTexts) {
   for (const LawTable* law : all_laws()) {
     EXPECT_TRUE(parse_control(law->info.form).ok()) << law->info.form;
     for (const Field& field : law->fields) {

@@ -48,7 +48,7 @@ std::string refusal(std::vector<Controlled> rules) {
   return made ? "" : made.error().message;
 }
 
-TEST(Range, MovesStayInsideAndIntegersMoveByOneAtLeast) {
+TEST(Range, MovesStayInsideAndIntegersMoveByAtLeastOne) {
   EXPECT_EQ(shrunk(ratio(), 0.01, 0.5), 0.005);
   EXPECT_EQ(shrunk(ratio(), 0.0015, 0.5), 0.001);
   EXPECT_DOUBLE_EQ(grown(ratio(), 0.01, 0.1), 0.011);
@@ -65,7 +65,7 @@ TEST(Range, MovesStayInsideAndIntegersMoveByOneAtLeast) {
   EXPECT_EQ(least(sparsity()), 1.9);
 }
 
-TEST(Range, GatheringSendsNoMoreThanAnAllReduce) {
+TEST(Range, GatheringSendsAtMostAnAllReduce) {
   const Field f = field(FieldType::real, 1e-9, 1).controlled(Sends::more, Growth::log, 0.001, 0.25);
   EXPECT_EQ(range_of(f, 0.01, 2).max, 0.25);
   EXPECT_EQ(range_of(f, 0.01, 8).max, 0.125);
@@ -74,7 +74,7 @@ TEST(Range, GatheringSendsNoMoreThanAnAllReduce) {
   EXPECT_EQ(range_of(f, 0.01, 1).max, 0.25);  // summed on the way
 }
 
-TEST(Controller, RefusesWhatContradictsItselfOrTheSpec) {
+TEST(Controller, ContradictoryControlIsRefused) {
   const std::vector<std::pair<std::string, std::string>> cases{
       {"dc2:min=0.25,max=0.001", "control 'dc2:min=0.25,max=0.001': min=0.25 is above max=0.001"},
       {"dc2:mean=0.3", "control 'dc2:mean=0.3': mean=0.3 is above max=0.25"},
@@ -95,7 +95,7 @@ TEST(Controller, RefusesWhatContradictsItselfOrTheSpec) {
             "training runs");
 }
 
-TEST(Controller, TheCallsControlIsForTheRulesThatHaveSomethingToMove) {
+TEST(Controller, DefaultControlAppliesToRulesWithActuators) {
   const auto made = Controller::create({{"dc2", true, "fp16", {}}, {"dc2", true, "topk", ratio()}});
   ASSERT_TRUE(made) << made.error().message;
   EXPECT_EQ(made->text(0), "fixed");
@@ -106,7 +106,7 @@ TEST(Controller, TheCallsControlIsForTheRulesThatHaveSomethingToMove) {
   EXPECT_EQ(refusal({{"fixed", true, "fp16", {}}}), "");
 }
 
-TEST(Controller, TheTargetIsTheLowerQuartileOfTheFirstTwentySteps) {
+TEST(Controller, TargetIsLowerQuartileOfFirstTwentySteps) {
   auto made = Controller::create({{"dc2", false, "topk", ratio()}});
   for (uint64_t step = 1; step <= 20; ++step) {
     EXPECT_EQ(made->target(0), 0);
@@ -115,7 +115,7 @@ TEST(Controller, TheTargetIsTheLowerQuartileOfTheFirstTwentySteps) {
   EXPECT_EQ(made->target(0), 0.005);
 }
 
-TEST(Controller, AShareOfTheRestOfTheStepIsATarget) {
+TEST(Controller, TargetMayBeShareOfRestOfStep) {
   for (const auto& [options, target] :
        {std::pair{"", 0.066}, {",share=1", 0.2}, {",share=2", 0.4}}) {
     auto made =
@@ -125,7 +125,7 @@ TEST(Controller, AShareOfTheRestOfTheStepIsATarget) {
   }
 }
 
-TEST(Controller, SendsLessWhileItLearnsHowLongComputingTakes) {
+TEST(Controller, LearningPhaseSendsLess) {
   // 200 ms of the step are not the network's: a target of 100 ms.
   struct Case {
     std::string target;
@@ -153,13 +153,13 @@ TEST(Controller, SendsLessWhileItLearnsHowLongComputingTakes) {
   }
 }
 
-TEST(Controller, HalvesOnceAtATimeWhileItLearns) {
+TEST(Controller, LearningPhaseHalvesOnceAtATime) {
   auto made = Controller::create({{"dc2:target=compute,share=0.5", false, "topk", ratio()}});
   for (uint64_t step = 1; step <= 7; ++step) made->observe(seen_at(step, step < 6 ? 0.14 : 0.9));
   EXPECT_DOUBLE_EQ(made->value(0), 0.005);  // two steps of nine times the target would be an eighth
 }
 
-TEST(Controller, LearnsTheTargetFromTwentyStepsThoughItHasMovedSooner) {
+TEST(Controller, TargetIsLearnedFromTwentyStepsDespiteMoves) {
   auto made = Controller::create({{"dc2:target=compute,share=1", false, "topk", ratio()}});
   // The rest of the step: 20, 19, … 1 ms; their lower quartile is 5.
   uint64_t samples = 0;
@@ -181,7 +181,7 @@ Result<Controller> at_100_ms(const std::string& options = "") {
   return Controller::create({{"dc2:deadline_ms=100" + options, false, "topk", ratio()}});
 }
 
-TEST(Controller, HalvesAboveOneAndAHalfAndGrowsByATenthBelowOnePointOne) {
+TEST(Controller, SettingHalvesAboveOneAndAHalfAndGrowsBelowOnePointOne) {
   struct Case {
     double network_s;
     double to;
@@ -202,7 +202,7 @@ TEST(Controller, HalvesAboveOneAndAHalfAndGrowsByATenthBelowOnePointOne) {
   }
 }
 
-TEST(Controller, AHalvingHalvesRAndNoReportOnTheStepsBeforeItHoldsCounts) {
+TEST(Controller, HalvingHalvesRAndDiscardsOlderReports) {
   struct Case {
     double then_s;  // what steps take that it holds in
     double to;
@@ -219,7 +219,7 @@ TEST(Controller, AHalvingHalvesRAndNoReportOnTheStepsBeforeItHoldsCounts) {
   }
 }
 
-TEST(Controller, FallsAtOnceAsFarAsItsLastTwoStepsAgree) {
+TEST(Controller, SettingFallsAsFarAsLastTwoStepsAgree) {
   struct Case {
     std::array<double, 2> network_s;
     double to;
@@ -241,7 +241,7 @@ TEST(Controller, FallsAtOnceAsFarAsItsLastTwoStepsAgree) {
   }
 }
 
-TEST(Controller, GrowsByWhatRAndItsLastThreeStepsLeaveOfTheTarget) {
+TEST(Controller, SettingGrowsByWhatRAndLastThreeStepsLeave) {
   struct Case {
     std::array<double, 6> network_s;
     double to;
@@ -268,7 +268,7 @@ TEST(Controller, GrowsByWhatRAndItsLastThreeStepsLeaveOfTheTarget) {
   EXPECT_DOUBLE_EQ(made->value(0), 0.005);
 }
 
-TEST(Controller, DoublesUpToTheSettingThatFarRisenTimesHaveFallenOn) {
+TEST(Controller, SettingDoublesUpToWhereTimesRose) {
   const auto near = [](const std::vector<double>& found, const std::vector<double>& expected) {
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-12) << i;
@@ -310,7 +310,7 @@ TEST(Controller, DoublesUpToTheSettingThatFarRisenTimesHaveFallenOn) {
   near(values(*made, 7, 0.2, 2), {0.005, 0.005});
 }
 
-TEST(Controller, AtItsSmallestSettingItRemembersNoSlowness) {
+TEST(Controller, SmallestSettingForgetsSlowness) {
   auto made = at_100_ms(",min=0.01");
   observe_all(*made, 1, 30, 1);
   EXPECT_EQ(made->counts().changes, 0U);
@@ -318,7 +318,7 @@ TEST(Controller, AtItsSmallestSettingItRemembersNoSlowness) {
   EXPECT_DOUBLE_EQ(made->value(0), 0.01 / 0.9);
 }
 
-TEST(Controller, AStepWithoutAReportAgreesToNothing) {
+TEST(Controller, StepWithoutReportChangesNothing) {
   auto made = at_100_ms();
   made->observe(seen_at(1, 0.12));
   for (const uint64_t step : {3U, 5U}) made->observe(seen_at(step, 1));
@@ -327,7 +327,7 @@ TEST(Controller, AStepWithoutAReportAgreesToNothing) {
   EXPECT_DOUBLE_EQ(made->value(0), 0.005);
 }
 
-TEST(Controller, AnUpdateWaitsUntilTwoStepsHaveSaidHowFar) {
+TEST(Controller, UpdateWaitsForTwoSteps) {
   // The first of two steps of ten times the target; an update is due in step 6.
   for (const uint64_t slow : {3U, 5U, 6U, 7U}) {
     for (const std::string mean : {"", ",mean=0.004"}) {
@@ -350,7 +350,7 @@ TEST(Controller, AnUpdateWaitsUntilTwoStepsHaveSaidHowFar) {
   }
 }
 
-TEST(Controller, ADecisionHasItsFigures) {
+TEST(Controller, DecisionRecordsItsFigures) {
   auto made = Controller::create({{"dc2:deadline_ms=62", false, "topk", ratio()}});
   const auto decisions = made->observe(seen_at(205, 0.143));
   ASSERT_EQ(decisions.size(), 1U);
@@ -374,7 +374,7 @@ TEST(Controller, ADecisionHasItsFigures) {
   }
 }
 
-TEST(Controller, AnIntegerTakesNoStepThatWouldBeTakenBack) {
+TEST(Controller, IntegerAvoidsStepsThatWouldBeReverted) {
   auto made = Controller::create({{"dc2:deadline_ms=100", false, "powersgd", rank_of_a_factor(1)}});
   made->observe(seen_at(1, 0.09));  // twice the bytes would be 1.8 of the target
   EXPECT_EQ(made->value(0), 1);
@@ -382,7 +382,7 @@ TEST(Controller, AnIntegerTakesNoStepThatWouldBeTakenBack) {
   EXPECT_GT(made->value(0), 1);
 }
 
-TEST(Controller, HoldsAndCountsWhatItCannotUse) {
+TEST(Controller, UnusableReportsHoldAndAreCounted) {
   auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const Observation& bad :
@@ -398,7 +398,7 @@ TEST(Controller, HoldsAndCountsWhatItCannotUse) {
   EXPECT_EQ(made->value(0), 0.005);
 }
 
-TEST(Controller, OneWildTimeIsNoTrend) {
+TEST(Controller, OneOutlierIsNoTrend) {
   auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
   for (uint64_t step = 1; step < 50; ++step) made->observe(seen_at(step, 0.12));
   made->observe(seen_at(50, 80000));  // a clock that jumped
@@ -406,7 +406,7 @@ TEST(Controller, OneWildTimeIsNoTrend) {
   EXPECT_GE(made->value(0), 0.01 / 8);
 }
 
-TEST(Controller, AScheduleIsKeptToTheStep) {
+TEST(Controller, ScheduleIsKeptToTheStep) {
   auto made = Controller::create({{"schedule:0=0.25,200=0.02", false, "topk", ratio()}});
   EXPECT_EQ(made->value(0), 0.25);
   EXPECT_EQ(made->bounds(0)->min, 0.01);
@@ -431,7 +431,7 @@ const std::vector<std::string> kTexts{
     "dc2", "dc2:target=compute",       "dc2:mean=0.01", "dc2:deadline_ms=60,max=0.5", "aimd",
     "bdp", "schedule:0=0.25,200=0.01", "fixed"};
 
-TEST(Controller, EveryLawIsTriedBelow) {
+TEST(Controller, EveryPolicyHasATestText) {
   for (const LawTable* law : all_laws()) {
     const bool tried = std::any_of(kTexts.begin(), kTexts.end(), [law](const std::string& text) {
       return parse_control(text)->law == law;
@@ -440,7 +440,7 @@ TEST(Controller, EveryLawIsTriedBelow) {
   }
 }
 
-TEST(Controller, EveryDecisionIsInsideTheBounds) {
+TEST(Controller, EveryDecisionStaysInBounds) {
   for (const std::string& text : kTexts) {
     auto loop = wild_loop(text);
     const auto run = loop.run();
@@ -458,7 +458,7 @@ TEST(Controller, EveryDecisionIsInsideTheBounds) {
   }
 }
 
-TEST(Controller, TheSameReportsGiveTheSameDecisionsAlsoAcrossSaveAndLoad) {
+TEST(Controller, SameReportsGiveSameDecisionsAcrossSaveAndLoad) {
   for (const std::string& text : kTexts) {
     auto loop = wild_loop(text);
     const auto run = loop.run();
@@ -481,7 +481,7 @@ TEST(Controller, TheSameReportsGiveTheSameDecisionsAlsoAcrossSaveAndLoad) {
   }
 }
 
-TEST(Controller, AReplayRepeatsDecisionsWhateverTheReports) {
+TEST(Controller, ReplayRepeatsDecisionsForAnyReports) {
   auto loop = wild_loop("dc2:max=0.5");
   const auto run = loop.run();
   auto replay =
@@ -503,7 +503,7 @@ TEST(Controller, AReplayRepeatsDecisionsWhateverTheReports) {
 }
 
 /// From where the recorded run was: also when the next decision leads back to where it began.
-TEST(Controller, AReplayGoesOnWhereTheRecordedRunWas) {
+TEST(Controller, ReplayContinuesFromRecordedRun) {
   for (const std::string text : {"dc2:max=0.5", "schedule:0=0.25,200=0.01,700=0.25"}) {
     auto loop = wild_loop(text);
     const auto run = loop.run();
@@ -582,7 +582,7 @@ TEST(Controller, DamagedStateChangesNothing) {
   EXPECT_EQ(two->load(state).error().code, Errc::state_spec);
 }
 
-TEST(Controller, AStateThatCountsMoreSamplesThanThereIsRoomForIsRefused) {
+TEST(Controller, StateWithTooManySamplesIsRefused) {
   auto made = Controller::create({{"dc2:mean=0.01", false, "topk", ratio()}});
   std::vector<uint64_t> fresh(made->state_words());
   made->save(fresh);
@@ -596,7 +596,7 @@ TEST(Controller, AStateThatCountsMoreSamplesThanThereIsRoomForIsRefused) {
   EXPECT_FALSE(made->load(state));
 }
 
-TEST(Controller, RulesMoveOnTheirOwnActuatorsByOneSlowdown) {
+TEST(Controller, RulesMoveTheirActuatorsByOneSlowdown) {
   auto made = Controller::create({{"dc2:deadline_ms=100", true, "topk", ratio()},
                                   {"dc2:deadline_ms=100", true, "powersgd", rank_of_a_factor(8)},
                                   {"fixed", false, "topk", ratio()},
@@ -612,7 +612,7 @@ TEST(Controller, RulesMoveOnTheirOwnActuatorsByOneSlowdown) {
 
 /// Where float32 of either fits, the second waits until the first is part of what is seen, also
 /// across save and load, and in a replay from there.
-TEST(Controller, RulesTurnToFloat32OneAfterTheOther) {
+TEST(Controller, RulesSwitchToFloat32OneByOne) {
   Range range = ratio(0.25);  // at the most that it may send
   range.most_bytes = range.dense_bytes = 1000;
   const auto create = [&] {
@@ -662,7 +662,7 @@ TEST(Controller, RulesTurnToFloat32OneAfterTheOther) {
 }
 
 /// What is seen first is about what was before.
-TEST(Controller, ATurnToFloat32IsJudgedBehindFiveSteps) {
+TEST(Controller, SwitchToFloat32IsJudgedAfterFiveSteps) {
   Range range = ratio(0.25);
   range.most_bytes = range.dense_bytes = 1000;
   auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", range}});
@@ -678,7 +678,7 @@ TEST(Controller, ATurnToFloat32IsJudgedBehindFiveSteps) {
   EXPECT_EQ(turns[1], std::pair(uint64_t{6}, false));
 }
 
-TEST(History, SmallExchangesSayNothingAboutLargeOnes) {
+TEST(History, SmallExchangesDoNotPredictLargeOnes) {
   History history;
   Observation seen = seen_at(1, 0.001, 60000);  // a token bucket's burst
   history.add(seen);

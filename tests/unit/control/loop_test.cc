@@ -39,7 +39,7 @@ Link jittery(double jitter) {
   return link;
 }
 
-TEST_P(ClosedLoop, StaysNearTheOracleOnAConstantLink) {
+TEST_P(ClosedLoop, SettingStaysNearOracleOnConstantLink) {
   EXPECT_GE(mean_of(Link{}, share_of_oracle), 0.88);
   EXPECT_GE(mean_of(jittery(0.05), share_of_oracle), 0.88);
   EXPECT_GE(mean_of(jittery(0.3), share_of_oracle), 0.80);
@@ -51,7 +51,7 @@ TEST_P(ClosedLoop, StaysNearTheOracleOnAConstantLink) {
   EXPECT_LE(mean_of(jittery(0.05), swing), 0.02);
 }
 
-TEST_P(ClosedLoop, FollowsAFallAndARise) {
+TEST_P(ClosedLoop, SettingFollowsFallAndRise) {
   Link link = jittery(0.05);
   link.mbit = scenario::fall_and_rise;
   for (uint64_t seed = 1; seed <= 3; ++seed) {
@@ -63,13 +63,13 @@ TEST_P(ClosedLoop, FollowsAFallAndARise) {
   }
 }
 
-TEST_P(ClosedLoop, FollowsASquareWave) {
+TEST_P(ClosedLoop, SettingFollowsSquareWave) {
   Link link = jittery(0.05);
   link.mbit = scenario::square;
   EXPECT_GE(mean_of(link, share_of_oracle), 0.85);
 }
 
-TEST_P(ClosedLoop, DoesNotReactToALateRank) {
+TEST_P(ClosedLoop, LateRankChangesNothing) {
   Link link = jittery(0.05);
   const Loop::Run without = run(link);
   link.late_s = 0.1;
@@ -83,7 +83,7 @@ TEST_P(ClosedLoop, DoesNotReactToALateRank) {
   EXPECT_LT(run(link).steps.back().value, 0.7 * without.steps.back().value);
 }
 
-TEST_P(ClosedLoop, TakesFloat32WhileItFits) {
+TEST_P(ClosedLoop, Float32IsUsedWhileItFits) {
   Link link = jittery(0.05);
   link.mbit = scenario::wide_in_the_middle;
   Loop loop;
@@ -102,13 +102,13 @@ TEST_P(ClosedLoop, TakesFloat32WhileItFits) {
   }
 }
 
-TEST_P(ClosedLoop, LawsToCompareWithDoWorse) {
+TEST_P(ClosedLoop, ComparedPoliciesDoWorse) {
   const auto above = [](const Loop::Run& r) { return share_above(r); };
   EXPECT_GE(mean_of(jittery(0.05), above, "aimd"), 0.2);
   EXPECT_LE(mean_of(jittery(0.05), share_of_oracle, "bdp"), 0.6);
 }
 
-TEST_P(ClosedLoop, KeepsTheMeanOfEveryThousandSteps) {
+TEST_P(ClosedLoop, MeanIsKeptOverEveryThousandSteps) {
   Link link = jittery(0.05);
   link.mbit = [](uint64_t step) { return step < 300 ? 200 : 5.0; };
   Loop loop;

@@ -37,7 +37,7 @@ void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
 namespace laconic::control {
 namespace {
 
-TEST(ControlMemory, DecidingTakesNone) {
+TEST(ControlMemory, DecidingAllocatesNothing) {
   for (const LawTable* law : all_laws()) {
     test::Loop loop;
     loop.control = law->info.form;

@@ -11,7 +11,7 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-TEST(Observation, TakesTheMinimumOfTheNetworkAndTheMaximumOfTheRest) {
+TEST(Observation, NetworkTimeIsMinimumAndRestMaximum) {
   const std::vector<Figures> ranks{{0.143, 0.01, 0.03, 0.3, 9}, {0.103, 0.02, 0.01, 0.31, 12}};
   const Observation seen = observe(7, ranks, 1000);
   EXPECT_EQ(seen.step, 7U);
@@ -25,7 +25,7 @@ TEST(Observation, TakesTheMinimumOfTheNetworkAndTheMaximumOfTheRest) {
   EXPECT_TRUE(seen.usable());
 }
 
-TEST(Observation, SenselessReportsAreMissing) {
+TEST(Observation, ImpossibleReportsAreMissing) {
   const Figures fine{0.1, 0, 0, 0.3, 0};
   for (const double bad : {kNan, kInf, -kInf, 0.0, -0.1, 86400.0, 1e300}) {
     std::vector<Figures> ranks{fine, fine};
@@ -44,7 +44,7 @@ TEST(Observation, SenselessReportsAreMissing) {
   }
 }
 
-TEST(Observation, ReportsAsTheyTravelGiveTheSame) {
+TEST(Observation, EncodedReportsGiveSameResult) {
   std::vector<Report> reports(3);
   std::vector<Figures> figures;
   for (std::size_t i = 0; i < 3; ++i) {
@@ -63,7 +63,7 @@ TEST(Observation, ReportsAsTheyTravelGiveTheSame) {
   EXPECT_EQ(observe(5, reports, 9).missing, 1U);
 }
 
-TEST(Observation, StepsWithoutBytesAreHeldAndStepsWithoutReportsAreNot) {
+TEST(Observation, StepsWithoutBytesHoldAndStepsWithoutReportsDoNot) {
   const std::vector<Figures> ranks{{0.1, 0, 0, 0.3, 0}};
   EXPECT_TRUE(observe(0, ranks, 0).held());
   EXPECT_FALSE(observe(0, std::span<const Figures>(), 10).usable());

@@ -61,7 +61,7 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   return text.replace(at, what.size(), with);
 }
 
-TEST(Record, ReadsWhatItWrites) {
+TEST(Record, WrittenRecordReadsBack) {
   const Recorded made = recorded();
   const std::string text = made.text();
   const auto record = read_record(text);
@@ -77,7 +77,7 @@ TEST(Record, ReadsWhatItWrites) {
   EXPECT_EQ(again, text);
 }
 
-TEST(Record, ItsReportsGiveItsDecisions) {
+TEST(Record, RecordedReportsGiveRecordedDecisions) {
   for (const std::string control : {"dc2:deadline_ms=30", "dc2", "aimd", "bdp"}) {
     const auto record = read_record(recorded(control).text());
     ASSERT_TRUE(record) << record.error().message;
@@ -88,7 +88,7 @@ TEST(Record, ItsReportsGiveItsDecisions) {
   }
 }
 
-TEST(Record, TheFirstDifferenceIsFound) {
+TEST(Record, FirstDifferenceIsFound) {
   Recorded made = recorded();
   std::size_t first = 0;
   while (made.steps[first].decisions.empty()) ++first;
@@ -108,7 +108,7 @@ TEST(Record, TheFirstDifferenceIsFound) {
   EXPECT_EQ(done->difference->what.substr(0, 14), "recorded none,");
 }
 
-TEST(Record, AnotherLawSeesTheSameReports) {
+TEST(Record, AnotherPolicySeesSameReports) {
   const auto record = read_record(recorded().text());
   const auto other = recompute(*record, "schedule:0=0.01,50=0.02");
   ASSERT_TRUE(other) << other.error().message;
@@ -118,7 +118,7 @@ TEST(Record, AnotherLawSeesTheSameReports) {
   EXPECT_EQ(recompute(*record, "dc3").error().message, "there is no control 'dc3'");
 }
 
-TEST(Record, ARunThatGoesOnBeginsWithItsState) {
+TEST(Record, ContinuedRunBeginsWithItsState) {
   const Recorded whole = recorded("dc2:deadline_ms=30", 120);
   Recorded first = whole;
   first.steps.resize(60);
@@ -152,7 +152,7 @@ TEST(Record, ARunThatGoesOnBeginsWithItsState) {
   EXPECT_EQ(decisions_for(*record, whole.run)->decisions, expected);
 }
 
-TEST(Record, OfAnotherModelIsRefused) {
+TEST(Record, RecordOfAnotherModelIsRefused) {
   const Recorded made = recorded();
   const auto record = read_record(made.text());
   EXPECT_TRUE(decisions_for(*record, made.run).ok());
@@ -173,7 +173,7 @@ TEST(Record, OfAnotherModelIsRefused) {
 }
 
 /// The settings were replaced while it ran: each has its own part.
-TEST(Record, OfSettingsThatWereReplaced) {
+TEST(Record, ReplacedSettingsAreRecorded) {
   Recorded first = recorded("dc2:deadline_ms=30", 40);
   Recorded second = recorded("dc2:deadline_ms=30", 90);
   second.run.rules[1].spec = "topk:ratio=0.02";
@@ -196,7 +196,7 @@ TEST(Record, OfSettingsThatWereReplaced) {
             "line 1: the record is of other rules or specs");
 }
 
-TEST(Record, WhatIsDamagedIsRefusedWithItsLine) {
+TEST(Record, DamagedRecordIsRefusedWithItsLine) {
   const std::string text = recorded("dc2:deadline_ms=30", 20).text();
   EXPECT_EQ(trouble(""), "line 1: the record is empty");
   EXPECT_EQ(trouble(text.substr(0, text.size() - 1)), "line 21: it is cut: no line feed ends it");
@@ -232,7 +232,7 @@ TEST(Record, WhatIsDamagedIsRefusedWithItsLine) {
   EXPECT_EQ(recompute(*odd).error().message, "the range of 'ratio' of 'topk:ratio=0.01' is none");
 }
 
-TEST(Record, NoByteOfItCanDoHarm) {
+TEST(Record, CorruptBytesDoNoHarm) {
   const std::string text = recorded("dc2:deadline_ms=30", 12).text();
   std::mt19937_64 random(5);
   std::size_t accepted = 0;

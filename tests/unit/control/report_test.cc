@@ -41,7 +41,7 @@ uint16_t nearest(const std::vector<double>& numbers, double x) {
   return static_cast<uint16_t>(code == 0 ? 1 : code);
 }
 
-TEST(ReportNumber, EveryCodeIsItsNumberAndComesBack) {
+TEST(ReportNumber, EveryEncodingRoundTrips) {
   const std::vector<double> numbers = all_numbers();
   EXPECT_EQ(numbers.back(), kLargestUnits);
   for (uint32_t code = 0; code < 65536; ++code) {
@@ -53,7 +53,7 @@ TEST(ReportNumber, EveryCodeIsItsNumberAndComesBack) {
   }
 }
 
-TEST(ReportNumber, RoundsToTheNearest) {
+TEST(ReportNumber, NumbersRoundToNearest) {
   const std::vector<double> numbers = all_numbers();
   std::mt19937_64 random(7);
   for (size_t code = 1; code < numbers.size(); ++code) {
@@ -68,7 +68,7 @@ TEST(ReportNumber, RoundsToTheNearest) {
   }
 }
 
-TEST(ReportNumber, WhatNobodyMeasures) {
+TEST(ReportNumber, UnmeasuredNumbersAreMissing) {
   EXPECT_EQ(pack_units(0), 1);
   EXPECT_EQ(pack_units(-0.0), 1);
   EXPECT_EQ(pack_units(std::numeric_limits<double>::denorm_min()), 1);
@@ -83,7 +83,7 @@ TEST(ReportNumber, WhatNobodyMeasures) {
   EXPECT_EQ(unpack_units(0), 0);
 }
 
-TEST(ReportNumber, SecondsAndRatios) {
+TEST(ReportNumber, SecondsAndRatiosRoundTrip) {
   // 1 µs is 16 units; 1 s is 16e6 = 1953.125 * 2^13 units, so 13 bits are cut off.
   EXPECT_EQ(Duration::of(1e-6).code(), 16);
   EXPECT_EQ(Duration::of(1).value(), 3906 * 4096 / 16e6);
@@ -122,7 +122,7 @@ TEST(Report, BytesAreItsFieldsInOrder) {
   EXPECT_EQ(report_of_words(report_words(sample())), sample());
 }
 
-TEST(Report, AnyBytesAreAReportAndComeBack) {
+TEST(Report, AnyBytesAreAReportAndRoundTrip) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 1000; ++i) {
     std::array<uint8_t, kReportBytes> bytes{};
@@ -133,7 +133,7 @@ TEST(Report, AnyBytesAreAReportAndComeBack) {
   }
 }
 
-TEST(Report, ZerosAreAMissingOne) {
+TEST(Report, ZerosAreMissingReport) {
   const std::array<uint8_t, kReportBytes> zeros{};
   EXPECT_EQ(load_report(zeros), Report());
   EXPECT_TRUE(Report().missing());
@@ -143,7 +143,7 @@ TEST(Report, ZerosAreAMissingOne) {
   EXPECT_TRUE(silent.missing());
 }
 
-TEST(Report, TheNetworkIsThatOfTheLastToArrive) {
+TEST(Report, NetworkTimeIsThatOfLastArrival) {
   std::vector<Report> reports(4);
   EXPECT_TRUE(agreed_network(reports).missing());
   EXPECT_TRUE(agreed_network({}).missing());

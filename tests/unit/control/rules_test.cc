@@ -13,7 +13,7 @@ struct Case {
   bool matches;
 };
 
-TEST(Glob, Table) {
+TEST(Glob, MatchesFollowTable) {
   const std::vector<Case> cases{
       {"*", "", true},
       {"*", "a.b", true},
@@ -72,7 +72,7 @@ bool matches_by_definition(std::string_view pattern, std::string_view name) {
   return pattern[0] == name[0] && matches_by_definition(pattern.substr(1), name.substr(1));
 }
 
-TEST(Glob, AgreesWithTheDefinition) {
+TEST(Glob, MatcherAgreesWithDefinition) {
   std::mt19937 random(1);
   const std::vector<std::string> elements{"*", "?", "a", "b", "[!a]"};
   int matched = 0;
@@ -95,7 +95,7 @@ TEST(Glob, StarsDoNotMultiply) {  // 2^100 tries where every star is tried again
   EXPECT_TRUE(glob_matches(pattern, std::string(20000, 'a')));
 }
 
-TEST(Glob, RefusesWhatIsNone) {
+TEST(Glob, InvalidPatternsAreRefused) {
   EXPECT_EQ(check_glob("").error().code, Errc::invalid_argument);
   EXPECT_EQ(check_glob("a[b").error().message, "pattern 'a[b': [ without ]");
   EXPECT_FALSE(check_glob("[]").ok());
@@ -132,7 +132,7 @@ TEST(Rules, SizesAreIncludedOnBothEnds) {
   EXPECT_EQ(*classes_of(rules, kNames, kSizes), (std::vector<uint32_t>{0, 1, 2, 0}));
 }
 
-TEST(Rules, ARuleWithoutAParameterIsRefusedUnlessOptional) {
+TEST(Rules, RuleWithoutParameterIsRefusedUnlessOptional) {
   std::vector<Rule> rules{rule("*.weight"), rule("conv*")};
   EXPECT_EQ(classes_of(rules, kNames, kSizes).error().message,
             "rule 2 (match = 'conv*'): matches no parameter");
@@ -149,7 +149,7 @@ TEST(Rules, ARuleWithoutAParameterIsRefusedUnlessOptional) {
             "'fc1.bias' has 10 elements");
 }
 
-TEST(Rules, BadOnesAreRefusedByNumber) {
+TEST(Rules, BadRulesAreRefusedByNumber) {
   std::vector<Rule> rules{rule("*"), rule("[")};
   EXPECT_EQ(classes_of(rules, kNames, kSizes).error().message, "rule 2: pattern '[': [ without ]");
   rules[1] = rule("*");

@@ -9,7 +9,7 @@
 namespace laconic::control {
 namespace {
 
-TEST(StateFloats, KeepEveryBit) {
+TEST(StateFloats, FloatsKeepEveryBit) {
   std::mt19937_64 random(1);
   std::vector<uint64_t> words{0, ~uint64_t{0}, uint64_t{1} << 63U};
   for (int i = 0; i < 100; ++i) words.push_back(random());
@@ -20,7 +20,7 @@ TEST(StateFloats, KeepEveryBit) {
   EXPECT_EQ(back, words);
 }
 
-TEST(StateFloats, OthersAreRefused) {
+TEST(StateFloats, UnrepresentableFloatsAreRefused) {
   std::vector<uint64_t> word(1);
   for (const float bad : {-1.0F, 0.5F, 65536.0F, std::numeric_limits<float>::quiet_NaN(),
                           std::numeric_limits<float>::infinity()}) {

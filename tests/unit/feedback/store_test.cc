@@ -39,7 +39,7 @@ TEST(Store, ScalingLeavesCodecStateAlone) {
   EXPECT_DOUBLE_EQ(store.residual_norm(), 1.5);  // own residuals only
 }
 
-TEST(Store, WhatIsInUnitsOfTheGradientFollowsThem) {
+TEST(Store, ArraysInUnitsOfGradientAreScaled) {
   Store store;
   std::vector<std::span<float>> values;
   for (const StateKind kind : {StateKind::residual, StateKind::owner_residual, StateKind::mean,
@@ -56,7 +56,7 @@ TEST(Store, WhatIsInUnitsOfTheGradientFollowsThem) {
 
 StateHeader header() { return {kStateVersion, 1, 4, 77, 88, "3lc"}; }
 
-TEST(StateHeader, TheSameIsAccepted) { EXPECT_TRUE(accepts(header(), header())); }
+TEST(StateHeader, EqualHeaderIsAccepted) { EXPECT_TRUE(accepts(header(), header())); }
 
 TEST(StateHeader, EachDifferenceHasItsNumberAndNamesBothSides) {
   const auto refused = [](auto change) {

@@ -28,7 +28,7 @@ void expect_equal(const Scan& a, const Scan& b) {
   EXPECT_EQ(bits(a.max_abs), bits(b.max_abs));
 }
 
-TEST_P(BasicKernelsTest, ScanFindsWhatTheReferenceFinds) {
+TEST_P(BasicKernelsTest, ScanMatchesReference) {
   for (const uint64_t n : sizes()) {
     for (const uint64_t shift : {0U, 1U, 3U}) {
       const std::vector<float> x = normal_values(n + shift, n);
@@ -54,7 +54,7 @@ TEST_P(BasicKernelsTest, ScanSeesOneElementAnywhere) {
   }
 }
 
-TEST_P(BasicKernelsTest, ScanReadsNothingBehindTheEnd) {
+TEST_P(BasicKernelsTest, ScanReadsNothingAfterEnd) {
   std::vector<float> x(300, kNan);
   for (uint64_t n = 0; n < 200; ++n) {
     if (n > 0) x[n - 1] = 1.0F;
@@ -85,7 +85,7 @@ TEST_P(BasicKernelsTest, ElementwiseLoopsEqualTheReference) {
   }
 }
 
-TEST_P(BasicKernelsTest, MaximumOfSums) {
+TEST_P(BasicKernelsTest, MaximumOfSumsEqualsReference) {
   for (const uint64_t n : sizes()) {
     const std::vector<float> x = normal_values(n, 1), y = normal_values(n, 2);
     EXPECT_EQ(bits(simd_.max_abs_sum(x.data(), y.data(), n)),
@@ -142,14 +142,14 @@ TEST_P(BasicKernelsTest, WeightedSumsEqualTheReference) {
   }
 }
 
-TEST(Isa, ScalarIsAlwaysThereAndFirst) {
+TEST(Isa, ScalarIsAlwaysPresentAndFirst) {
   ASSERT_FALSE(available_isas().empty());
   EXPECT_EQ(available_isas().front(), Isa::scalar);
   EXPECT_EQ(available_isas().back(), best_isa());
   EXPECT_EQ(isa_name(Isa::avx512), "avx512");
 }
 
-TEST(Prefetch, StaysWithinTheArray) {
+TEST(Prefetch, PrefetchStaysWithinArray) {
   std::vector<float> x(3000);
   const float* const end = x.data() + x.size();
   const auto last = reinterpret_cast<uintptr_t>(&x.back());

@@ -59,7 +59,7 @@ TEST_P(BitsKernelsTest, PackEqualsTheReference) {
   }
 }
 
-TEST_P(BitsKernelsTest, PackFindsWhatIsNotFinite) {
+TEST_P(BitsKernelsTest, PackFindsNonFinite) {
   for (const uint64_t n : {1U, 7U, 31U, 32U, 63U, 64U, 65U, 300U}) {
     for (const float bad : {kInf, -kInf, NAN, -NAN}) {
       for (uint64_t at = 0; at < n; at += n < 70 ? 1 : 37) {
@@ -94,7 +94,7 @@ TEST_P(BitsKernelsTest, SumsEqualTheReference) {
   }
 }
 
-TEST_P(BitsKernelsTest, RestsEqualTheReference) {
+TEST_P(BitsKernelsTest, RemaindersEqualTheReference) {
   for (const uint64_t n : sizes()) {
     const std::vector<float> x = finite_specials(n + 1, n);
     std::vector<float> a = normal_values(n + 3, n + 1), b = a;
@@ -191,7 +191,7 @@ TEST_P(BitsKernelsTest, SignsEqualTheReference) {
 
 // The reference, held to its promises.
 
-TEST(BitsReference, BitsAreThoseOfElementsFromZeroOn) {
+TEST(BitsReference, BitsStartAtElementZero) {
   const std::vector<float> x{1, -1, 0.0F, -0.0F, -1e-45F, 1e-45F, -3, -4, 5, -6};
   Bits out(10);
   ASSERT_TRUE(kBitsScalar.pack(x.data(), 10, out.data()));
@@ -199,7 +199,7 @@ TEST(BitsReference, BitsAreThoseOfElementsFromZeroOn) {
   EXPECT_EQ(out.data()[1], 0b01);
 }
 
-TEST(BitsReference, SumsAreThoseOfBothSides) {
+TEST(BitsReference, SumsCoverBothSigns) {
   for (const uint64_t n : {1U, 33U, 5000U}) {
     const std::vector<float> x = normal_values(n, 1), e = normal_values(n, 2);
     Bits out(n);
@@ -218,7 +218,7 @@ TEST(BitsReference, SumsAreThoseOfBothSides) {
   }
 }
 
-TEST(BitsReference, LanesAreAddedInTheFixedOrder) {
+TEST(BitsReference, SimdLanesAreAddedInFixedOrder) {
   // 2^24 in lane 0 swallows a 1 that joins the same lane alone, and not two that were folded.
   std::vector<float> x(97, 0.0F);
   x[0] = 0x1p24F;

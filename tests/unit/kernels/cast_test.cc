@@ -70,7 +70,7 @@ TEST_P(CastKernelsTest, NarrowingRoundsToNearestTiesToEven) {
 }
 
 // The reference itself, against arithmetic that does not look at bits.
-TEST(CastReference, NearestByDistance) {
+TEST(CastReference, NearestIsMinimalDistance) {
   for (const float x : special_values(200000, 3)) {
     const float h = f16_to_float(float_to_f16(x));
     if (std::isnan(x)) {

@@ -128,7 +128,7 @@ uint32_t expected_index(double y, double range, const Values& table, double up) 
   return up < (u - table[z]) / (table[z + 1] - table[z]) ? z + 1 : z;
 }
 
-TEST_P(GridKernelsTest, RoundsAsTheDefinitionSays) {
+TEST_P(GridKernelsTest, RoundingMatchesDefinition) {
   for (uint32_t bits = 2; bits <= 4; ++bits) {
     for (const Values& table : tables(bits)) {
       const std::vector<float> y = normal_values(4096, bits + 7);
@@ -152,7 +152,7 @@ TEST_P(GridKernelsTest, RoundsAsTheDefinitionSays) {
   }
 }
 
-TEST_P(GridKernelsTest, MeansOfIndicesAreTheValues) {
+TEST_P(GridKernelsTest, MeansOfIndicesAreValues) {
   // z-test over many draws, inside the range; beyond it the range's end.
   const Grid grid = grid_of(kDefault);
   constexpr uint32_t kDraws = 1024;
@@ -176,7 +176,7 @@ TEST_P(GridKernelsTest, MeansOfIndicesAreTheValues) {
   }
 }
 
-TEST_P(GridKernelsTest, ProbabilitiesOfTheDefaultTable) {
+TEST_P(GridKernelsTest, ProbabilitiesMatchDefaultTable) {
   struct Row {
     float a;
     uint32_t lower;
@@ -201,7 +201,7 @@ TEST_P(GridKernelsTest, ProbabilitiesOfTheDefaultTable) {
   }
 }
 
-TEST(GridReference, EveryProbabilityToHalfASixteenthBit) {
+TEST(GridReference, ProbabilitiesAreExactToHalfASixteenthBit) {
   // All random numbers and many positions: the frequency is the probability to 2^-16, and exactly
   // mirrored.
   const Grid grid = grid_of(kDefault);
@@ -225,7 +225,7 @@ TEST(GridReference, EveryProbabilityToHalfASixteenthBit) {
   }
 }
 
-TEST(GridReference, EveryRandomByteIsOnTopOnce) {
+TEST(GridReference, EveryRandomByteIsHighByteOnce) {
   // 128 elements have the 128 bytes of 8 blocks in their high bytes.
   std::vector<uint32_t> bytes, high;
   for (uint32_t w = 0; w < 32; ++w) {
@@ -243,7 +243,7 @@ TEST(GridReference, EveryRandomByteIsOnTopOnce) {
   EXPECT_EQ(grid_random(kKey, 1280 + 64) >> 8, philox(kKey, 80)[0] & 0xFFU);
 }
 
-TEST(GridReference, ElementsThatShareBitsAreAsGoodAsIndependent) {
+TEST(GridReference, ElementsSharingBitsAreNearlyIndependent) {
   // The mean of products of rounding errors of two that share, relative to their variance.
   const std::array<double, 4> probabilities{0.5, 0.25, 0.77, 0.03};
   for (const double p : probabilities) {
@@ -259,7 +259,7 @@ TEST(GridReference, ElementsThatShareBitsAreAsGoodAsIndependent) {
   }
 }
 
-TEST(GridReference, PositionsOfTheUniformTable) {
+TEST(GridReference, PositionsMatchUniformTable) {
   // [-1, 1] at b = 2: positions [0, 1.5, 2.25, 3] and [0.75, 1.875, 2.625, 0].
   const GridPosition position(1.0F, 3);
   const std::array<float, 8> x{-1, 0, 0.5F, 1, -0.5F, 0.25F, 0.75F, -1};
@@ -315,7 +315,7 @@ TEST_P(GridKernelsTest, MeansEqualTheReferenceAndTheDefinition) {
   expect_means<uint16_t>(simd_, &GridKernels::mean16);
 }
 
-TEST_P(GridKernelsTest, SumsOfThreeWorkersByHand) {
+TEST_P(GridKernelsTest, SumsOfThreeWorkersMatchHandComputation) {
   const std::vector<std::vector<uint32_t>> workers{{3, 12, 0, 15}, {15, 0, 8, 7}, {8, 7, 15, 15}};
   const std::vector<std::vector<uint8_t>> bytes{{0x3C, 0x0F}, {0xF0, 0x87}, {0x87, 0xFF}};
   std::array<uint8_t, 4> lanes{};
@@ -338,7 +338,7 @@ TEST_P(GridKernelsTest, SumsOfThreeWorkersByHand) {
 
 // ---- lanes ----
 
-TEST_P(GridKernelsTest, LanesAreTheTablesValues) {
+TEST_P(GridKernelsTest, ElementsAreTableValues) {
   std::mt19937_64 random(5);
   for (uint32_t bits = 2; bits <= 4; ++bits) {
     for (uint64_t n = 0; n < 1100; n += n < 300 ? 1 : 97) {
@@ -364,7 +364,7 @@ TEST_P(GridKernelsTest, LanesAreTheTablesValues) {
   }
 }
 
-TEST_P(GridKernelsTest, SumsOfManyAreTheirValuesAdded) {
+TEST_P(GridKernelsTest, SumsOfManyEqualAddedValues) {
   std::mt19937_64 random(6);
   for (uint32_t bits = 2; bits <= 4; ++bits) {
     for (const uint64_t n : {0U, 8U, 200U, 256U, 1024U, 1032U, 1500U, 8192U, 9000U}) {

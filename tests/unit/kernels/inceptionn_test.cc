@@ -62,7 +62,7 @@ TEST_P(InceptionnKernelsTest, EncoderEqualsTheReference) {
   }
 }
 
-TEST_P(InceptionnKernelsTest, SpecialValuesAreClassifiedAsByTheReference) {
+TEST_P(InceptionnKernelsTest, SpecialValuesAreClassifiedLikeTheReference) {
   for (const uint64_t n : sizes()) {
     const InceptionnForm form = inceptionn_form(10);
     std::vector<float> x = special_values(n, n);

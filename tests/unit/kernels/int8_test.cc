@@ -132,7 +132,7 @@ TEST_P(Int8KernelsTest, DecodersEqualTheReference) {
   }
 }
 
-TEST_P(Int8KernelsTest, FindsMinus128Anywhere) {
+TEST_P(Int8KernelsTest, Minus128IsFoundAnywhere) {
   for (uint64_t n = 0; n < 200; ++n) {
     std::vector<uint8_t> codes(n + 2, 0x80);
     std::fill(codes.begin() + 1, codes.begin() + 1 + static_cast<int64_t>(n), uint8_t{0x81});
@@ -148,7 +148,7 @@ TEST_P(Int8KernelsTest, FindsMinus128Anywhere) {
 
 // The reference, held to its promises.
 
-TEST(Int8Reference, CodesStayBelow128AndDecodeStaysFinite) {
+TEST(Int8Reference, ValuesStayBelow128AndDecodeStaysFinite) {
   std::mt19937_64 random(11);
   const auto check = [](float max) {
     const Int8Scale s = int8_scale(float_bits(max));

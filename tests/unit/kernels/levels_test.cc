@@ -69,7 +69,7 @@ TEST_P(LevelsKernelsTest, BucketEncodersEqualTheReference) {
   }
 }
 
-TEST_P(LevelsKernelsTest, BucketsThatAreNotFiniteAreReportedAndZero) {
+TEST_P(LevelsKernelsTest, NonFiniteBucketsAreReportedAndZero) {
   for (const float bad : {INFINITY, -INFINITY, NAN, std::numeric_limits<float>::max()}) {
     for (const uint64_t where : {0U, 100U, 255U, 256U, 298U}) {
       for (const uint32_t levels : {7U, 127U, 300U}) {
@@ -117,7 +117,7 @@ TEST_P(LevelsKernelsTest, BucketDecodersEqualTheReference) {
   }
 }
 
-TEST_P(LevelsKernelsTest, FindsACodeBeyondTheLevelsAnywhere) {
+TEST_P(LevelsKernelsTest, ValueAboveLevelsIsFoundAnywhere) {
   for (const uint32_t levels : {1U, 2U, 6U, 100U, 127U, 200U, 5000U, 32767U}) {
     const uint32_t bits = bits_of(levels);
     for (const uint64_t n : {1U, 7U, 8U, 31U, 65U, 1023U, 1025U, 3000U}) {
@@ -147,7 +147,7 @@ TEST_P(LevelsKernelsTest, FindsACodeBeyondTheLevelsAnywhere) {
   }
 }
 
-TEST(LevelsReference, PackingIsTheBitsInOrder) {
+TEST(LevelsReference, PackingKeepsBitOrder) {
   std::mt19937_64 random(9);
   for (uint32_t bits = 2; bits < 16; ++bits) {
     if (bits == 8) continue;
@@ -180,7 +180,7 @@ TEST(LevelsReference, PackingIsTheBitsInOrder) {
   }
 }
 
-TEST(LevelsReference, NoMagnitudeUpToTheNormGetsACodeBeyondTheLevels) {
+TEST(LevelsReference, MagnitudesUpToNormStayWithinLevels) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 400000; ++i) {
     const float norm = std::bit_cast<float>(static_cast<uint32_t>(random()) & 0x7FFFFFFFU);
@@ -197,7 +197,7 @@ TEST(LevelsReference, NoMagnitudeUpToTheNormGetsACodeBeyondTheLevels) {
   }
 }
 
-TEST(LevelsReference, AStepIsSurelyOneOfItself) {
+TEST(LevelsReference, StepAlwaysEncodesToOne) {
   std::mt19937_64 random(12);
   for (int i = 0; i < 400000; ++i) {
     const float step = std::bit_cast<float>(static_cast<uint32_t>(random()) & 0x7FFFFFFFU);
@@ -253,7 +253,7 @@ TEST_P(LevelsKernelsTest, MomentsEqualTheReferenceAndTheirDefinition) {
 
 // ---- ternary codes ----
 
-TEST_P(LevelsKernelsTest, TernaryCodesEqualTheReference) {
+TEST_P(LevelsKernelsTest, TernaryEncoderEqualsTheReference) {
   for (const uint64_t n : sizes()) {
     for (const uint64_t first : {0U, 64U, 16U, 4099U}) {
       for (const auto& x : {normal_values(n + 1, n), finite_specials(n + 1, n)}) {
@@ -278,7 +278,7 @@ TEST_P(LevelsKernelsTest, TernaryCodesEqualTheReference) {
   }
 }
 
-TEST_P(LevelsKernelsTest, DigitsAreTheirDefinition) {
+TEST_P(LevelsKernelsTest, DigitsMatchTheirDefinition) {
   std::mt19937_64 random(4);
   for (const uint64_t n : sizes()) {
     const uint64_t stride = n + 3;
@@ -345,7 +345,7 @@ TEST_P(LevelsKernelsTest, PairDecodersEqualTheirDefinition) {
 
 // ---- the tree ----
 
-TEST(Tree, HasTheValuesOfTheRule) {
+TEST(Tree, TreeHasDocumentedValues) {
   EXPECT_EQ(kTreeValue[0], 0.0F);
   const double first[] = {2.75e-6, 7.25e-6, 1.875e-5, 3.625e-5, 5.875e-5, 8.625e-5};
   for (size_t i = 0; i < 6; ++i) {
@@ -407,7 +407,7 @@ std::vector<float> tree_inputs() {
   return y;
 }
 
-TEST_P(LevelsKernelsTest, TreeCodesAreTheNearestValues) {
+TEST_P(LevelsKernelsTest, TreeEncodesToNearestValues) {
   const std::vector<float> y = tree_inputs();
   std::vector<int8_t> want(y.size()), got(y.size()), scalar(y.size());
   for (size_t i = 0; i < y.size(); ++i) want[i] = static_cast<int8_t>(naive_index(y[i]));

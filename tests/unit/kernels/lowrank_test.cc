@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(Isas, LowRankOnEveryIsa,
                          [](const auto& i) { return std::string(isa_name(i.param)); });
 
 // The reference itself, against the definition in double.
-TEST(LowRankReference, Products) {
+TEST(LowRankReference, ProductsMatchDefinition) {
   const uint64_t rows = 9, cols = 37, rank = 3;
   const auto m = numbers(rows * cols, 14), p = numbers(rank * rows, 15),
              q = numbers(rank * cols, 16);

@@ -33,7 +33,7 @@ std::vector<float> with_zeros_and_denormals(uint64_t n, uint64_t seed) {
   return x;
 }
 
-TEST_P(MomentsKernelsTest, SameBitsAsTheReference) {
+TEST_P(MomentsKernelsTest, MomentsHaveBitsOfReference) {
   const float threshold = 4e-3F;
   const MomentsInput inputs[] = {{1, 1.0F, 0.0F},
                                  {magnitude_key(threshold) + 1, 1.0F, threshold},
@@ -56,7 +56,7 @@ TEST_P(MomentsKernelsTest, SameBitsAsTheReference) {
   }
 }
 
-TEST_P(MomentsKernelsTest, SumsAreTheSums) {
+TEST_P(MomentsKernelsTest, SumsMatchDefinition) {
   const std::vector<float> x = normal_values(kMomentsChunk, 5);
   double sum = 0;
   double square = 0;
@@ -75,7 +75,7 @@ TEST_P(MomentsKernelsTest, SumsAreTheSums) {
               3e-6 * kMomentsChunk);
 }
 
-TEST_P(MomentsKernelsTest, LogarithmOfEveryMantissa) {
+TEST_P(MomentsKernelsTest, LogarithmOfEveryMantissaIsAccurate) {
   for (uint32_t mantissa = 0; mantissa < 0x800000U; mantissa += 997) {
     for (const uint32_t exponent : {1U, 100U, 127U, 254U}) {
       const float x = std::bit_cast<float>(exponent << 23 | mantissa);

@@ -76,7 +76,7 @@ TEST_P(NaturalKernelsTest, DecoderEqualsTheReference) {
 
 // The reference, held to its promises.
 
-TEST(NaturalReference, TheChanceToRoundUpIsExact) {
+TEST(NaturalReference, ProbabilityToRoundUpIsExact) {
   for (const uint32_t mantissa : {0U, 1U, 127U, 128U, 0x400000U, 0x7FFF80U, 0x7FFFFFU}) {
     const uint32_t u = 0x3F800000U | mantissa;
     uint32_t up = 0;
@@ -85,7 +85,7 @@ TEST(NaturalReference, TheChanceToRoundUpIsExact) {
   }
 }
 
-TEST(NaturalReference, EachElementHasSixteenRandomBitsOfItsOwnOnTop) {
+TEST(NaturalReference, EachElementHasSixteenRandomBits) {
   std::vector<int> used(64 * 2, 0);
   for (uint64_t e = 640; e < 704; ++e) {
     const uint64_t block = random_group_counter(e) - 80;

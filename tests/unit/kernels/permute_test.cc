@@ -16,7 +16,7 @@ class PermuteKernelsTest : public testing::TestWithParam<Isa> {
 };
 INSTANTIATE_TEST_SUITE_P(, PermuteKernelsTest, testing::ValuesIn(isas()), isa_param_name);
 
-TEST_P(PermuteKernelsTest, EveryIndexOnce) {
+TEST_P(PermuteKernelsTest, EveryIndexOccursOnce) {
   for (const uint64_t n : {1U, 2U, 3U, 5U, 16U, 17U, 100U, 1025U, 4096U, 5000U, 65537U}) {
     const Permutation p = make_permutation(n, {1, 2}, 3);
     std::vector<uint32_t> to(n);
@@ -26,7 +26,7 @@ TEST_P(PermuteKernelsTest, EveryIndexOnce) {
   }
 }
 
-TEST_P(PermuteKernelsTest, SameAsTheReferenceAtAnyStart) {
+TEST_P(PermuteKernelsTest, PermutationEqualsReferenceAtAnyStart) {
   for (const uint64_t n : {uint64_t{1} << 26, uint64_t{1} << 32, (uint64_t{1} << 32) - 5,
                            uint64_t{1000}, uint64_t{16777217}}) {
     const Permutation p = make_permutation(n, {7, 9}, n);
@@ -39,7 +39,7 @@ TEST_P(PermuteKernelsTest, SameAsTheReferenceAtAnyStart) {
 }
 
 // A float index would lose its lowest bits above 2^24.
-TEST_P(PermuteKernelsTest, ReachesOddIndicesOfLargeUnits) {
+TEST_P(PermuteKernelsTest, OddIndicesOfLargeUnitsAreReached) {
   const uint64_t n = uint64_t{1} << 26;
   const Permutation p = make_permutation(n, {11, 13}, 0);
   std::vector<uint32_t> out(4096);

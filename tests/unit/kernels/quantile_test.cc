@@ -27,7 +27,7 @@ void for_inputs(Body body) {
   }
 }
 
-TEST(QuantileSort, SortsAsTheLibraryDoes) {
+TEST(QuantileSort, SortEqualsLibrarySort) {
   const auto check = [](const std::vector<float>& x, uint64_t n) {
     std::vector<uint32_t> images(n), other(n), expected(n);
     uint32_t most = 0;
@@ -61,7 +61,7 @@ TEST_P(QuantileKernelsTest, CountsEqualTheReference) {
   });
 }
 
-TEST_P(QuantileKernelsTest, MembersEqualThoseOfTheReference) {
+TEST_P(QuantileKernelsTest, MembersEqualTheReference) {
   std::mt19937_64 random(1);
   for_inputs([&](const std::vector<float>& x, uint64_t n) {
     for (const uint32_t share : {1U, 4U, 100U}) {
@@ -96,7 +96,7 @@ struct SomeBins {
   }
 };
 
-TEST_P(QuantileKernelsTest, CodesAndSumsEqualTheReference) {
+TEST_P(QuantileKernelsTest, BinsAndSumsEqualTheReference) {
   for_inputs([&](const std::vector<float>& x, uint64_t n) {
     for (const uint32_t q : {2U, 5U, 64U, 129U, 256U}) {
       const SomeBins some(x, q, n);
@@ -144,7 +144,7 @@ TEST_P(QuantileKernelsTest, DecoderEqualsTheReference) {
   });
 }
 
-TEST(QuantileReference, ImagesOrderFloats) {
+TEST(QuantileReference, ImagesKeepOrderOfFloats) {
   std::vector<float> x = finite_specials(10000, 3);
   std::sort(x.begin(), x.end());
   for (uint64_t i = 1; i < x.size(); ++i) {

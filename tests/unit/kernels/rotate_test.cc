@@ -61,7 +61,7 @@ std::vector<double> dense_rotation(const std::vector<float>& x, uint64_t first) 
   return y;
 }
 
-TEST_P(RotateKernelsTest, IsTheMatrixOfSylvesterBehindTheSigns) {
+TEST_P(RotateKernelsTest, RotationIsSylvesterMatrixAfterSigns) {
   for (const uint32_t d : {256U, 512U, 1024U}) {
     for (const uint64_t first : {uint64_t{0}, uint64_t{7} * d, (uint64_t{1} << 41) + d}) {
       const std::vector<float> x = normal_values(d, d);
@@ -73,7 +73,7 @@ TEST_P(RotateKernelsTest, IsTheMatrixOfSylvesterBehindTheSigns) {
   }
 }
 
-TEST_P(RotateKernelsTest, EqualsTheReference) {
+TEST_P(RotateKernelsTest, RotationEqualsTheReference) {
   for (const uint32_t d : kSizes) {
     for (const uint64_t count : counts(d)) {
       for (const auto& x :
@@ -93,7 +93,7 @@ TEST_P(RotateKernelsTest, EqualsTheReference) {
   }
 }
 
-TEST_P(RotateKernelsTest, TheWayBackEqualsTheReference) {
+TEST_P(RotateKernelsTest, InverseEqualsTheReference) {
   for (const uint32_t d : kSizes) {
     for (const uint64_t count : counts(d)) {
       const std::vector<float> y = finite_specials(d, d + count, 1e30F);
@@ -121,7 +121,7 @@ TEST_P(RotateKernelsTest, TheWayBackEqualsTheReference) {
   }
 }
 
-TEST_P(RotateKernelsTest, LeavesTheNormAndComesBack) {
+TEST_P(RotateKernelsTest, RotationKeepsNormAndIsInvertible) {
   for (const uint32_t d : kSizes) {
     const std::vector<float> x = normal_values(d, d), add = normal_values(d, d + 1);
     std::vector<float> y(d), back(d, 1.0F);
@@ -139,7 +139,7 @@ TEST_P(RotateKernelsTest, LeavesTheNormAndComesBack) {
   }
 }
 
-TEST_P(RotateKernelsTest, SpreadsOneElementOverAll) {
+TEST_P(RotateKernelsTest, OneElementIsSpreadOverAll) {
   for (const uint32_t d : kSizes) {
     std::vector<float> x(d), y(d);
     x[d / 3] = 3.0F;
@@ -148,7 +148,7 @@ TEST_P(RotateKernelsTest, SpreadsOneElementOverAll) {
   }
 }
 
-TEST(RotateReference, FourElementsByHand) {
+TEST(RotateReference, FourElementsMatchHandComputation) {
   // x = [1, 2, 3, 4] with signs [+, -, +, +]; zeros behind them repeat their transform in every
   // group of four, 1/16 of it instead of 1/2.
   const std::array<float, 4> x{1, 2, 3, 4}, want{3, 1, -4, 2};
@@ -161,13 +161,13 @@ TEST(RotateReference, FourElementsByHand) {
   for (uint32_t i = 0; i < 256; ++i) ASSERT_EQ(y[i] * 8, want[i % 4]) << i;
 }
 
-TEST(RotateReference, ScalesAreTheNearestFloats) {
+TEST(RotateReference, ScalesAreNearestFloats) {
   for (const uint32_t d : kSizes) {
     EXPECT_EQ(rotation_scale(d), static_cast<float>(1 / std::sqrt(static_cast<double>(d)))) << d;
   }
 }
 
-TEST(RotateReference, SquareNormIsExactWhereTheSumIs) {
+TEST(RotateReference, SquareNormIsExactIfSumIs) {
   std::vector<float> x(1000);
   double want = 0;
   for (uint32_t i = 0; i < x.size(); ++i) {
@@ -185,7 +185,7 @@ TEST(RotateReference, SquareNormIsExactWhereTheSumIs) {
   EXPECT_EQ(block_norm(kRotateScalar.square_norm(x.data(), x.data(), 1)), INFINITY);
 }
 
-TEST(RotateReference, NothingOverflowsBelowTheLargestNorm) {
+TEST(RotateReference, NothingOverflowsBelowLargestNorm) {
   for (const uint32_t d : kSizes) {
     // all energy in one place after the transform, the largest sums of all
     std::vector<float> x(d), y(d);

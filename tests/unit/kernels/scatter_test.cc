@@ -28,7 +28,7 @@ std::vector<uint8_t> pack(const std::vector<uint32_t>& index, uint32_t width) {
   return bytes;
 }
 
-TEST_P(ScatterKernelsTest, UnpacksEveryWidthAndReadsNothingBehind) {
+TEST_P(ScatterKernelsTest, EveryWidthUnpacksWithoutReadingPastEnd) {
   std::mt19937 random(3);
   for (uint32_t width = 0; width <= 32; ++width) {
     for (const uint64_t n : {1U, 7U, 8U, 9U, 31U, 64U, 200U}) {
@@ -52,7 +52,7 @@ TEST_P(ScatterKernelsTest, UnpacksEveryWidthAndReadsNothingBehind) {
   }
 }
 
-TEST_P(ScatterKernelsTest, ClearsExactlyTheRange) {
+TEST_P(ScatterKernelsTest, ExactRangeIsCleared) {
   for (const uint64_t n : sizes()) {
     for (const uint64_t shift : {0U, 1U, 5U}) {
       std::vector<float> x(n + shift + 1, 7.0F);
@@ -64,7 +64,7 @@ TEST_P(ScatterKernelsTest, ClearsExactlyTheRange) {
   }
 }
 
-TEST(ScatterAdd, RoundsProductAndSumApart) {
+TEST(ScatterAdd, ProductAndSumAreRoundedSeparately) {
   std::vector<float> target(100, 0.1F);
   std::vector<float> value(50);
   std::vector<uint32_t> index(50);

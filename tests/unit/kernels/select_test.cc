@@ -45,7 +45,7 @@ const std::vector<uint32_t>& floors() {
   return all;
 }
 
-TEST_P(SelectKernelsTest, SelectIsTheDefinition) {
+TEST_P(SelectKernelsTest, SelectMatchesDefinition) {
   for (const uint64_t n : sizes()) {
     if (n > kSelectBlock) continue;
     for (const bool special : {false, true}) {
@@ -61,7 +61,7 @@ TEST_P(SelectKernelsTest, SelectIsTheDefinition) {
   }
 }
 
-TEST_P(SelectKernelsTest, SelectSumIsTheDefinition) {
+TEST_P(SelectKernelsTest, SelectSumMatchesDefinition) {
   for (const uint64_t n : sizes()) {
     if (n > kSelectBlock) continue;
     const auto m = static_cast<uint32_t>(n);
@@ -84,7 +84,7 @@ TEST_P(SelectKernelsTest, SelectSumIsTheDefinition) {
   }
 }
 
-TEST_P(SelectKernelsTest, SelectOfAFullBlock) {
+TEST_P(SelectKernelsTest, SelectOfFullBlockMatchesDefinition) {
   const std::vector<float> x = normal_values(kSelectBlock, 1);
   for (const uint32_t floor : floors()) {
     EXPECT_EQ(select(simd_, x.data(), kSelectBlock, 0xFFFFF000U, floor).index,

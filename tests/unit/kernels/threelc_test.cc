@@ -36,7 +36,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-TEST_P(ThreeLcKernelsTest, MaximumOfBits) {
+TEST_P(ThreeLcKernelsTest, MaximumOfBitsEqualsReference) {
   for (const uint64_t n : sizes()) {
     const std::vector<float> x = gaussian(n + 1, 1), e = gaussian(n + 1, 2);
     for (const float* residual : {static_cast<const float*>(nullptr), e.data()}) {
@@ -47,7 +47,7 @@ TEST_P(ThreeLcKernelsTest, MaximumOfBits) {
   }
 }
 
-TEST_P(ThreeLcKernelsTest, MaximumFindsWhatIsNotFinite) {
+TEST_P(ThreeLcKernelsTest, MaximumFindsNonFinite) {
   const float inf = std::numeric_limits<float>::infinity();
   const float big = std::numeric_limits<float>::max();
   for (uint64_t at = 0; at < 150; ++at) {
@@ -65,7 +65,7 @@ TEST_P(ThreeLcKernelsTest, MaximumFindsWhatIsNotFinite) {
   }
 }
 
-TEST_P(ThreeLcKernelsTest, PacksLikeTheReference) {
+TEST_P(ThreeLcKernelsTest, PackingEqualsTheReference) {
   for (const uint64_t columns : sizes()) {
     const uint64_t stride = columns + 3;
     const std::vector<float> x = gaussian(5 * stride, 3);
@@ -85,7 +85,7 @@ TEST_P(ThreeLcKernelsTest, PacksLikeTheReference) {
   }
 }
 
-TEST_P(ThreeLcKernelsTest, TiesAndSignedZeros) {
+TEST_P(ThreeLcKernelsTest, TiesAndSignedZerosPackToZero) {
   const std::vector<float> x{0.5F, -0.5F, 0.50000006F, -0.50000006F, -0.0F, 0.0F, 1e-45F, 1.0F};
   std::vector<float> row;
   for (int k = 0; k < 5 * 8; ++k) row.insert(row.end(), x.begin(), x.end());
@@ -101,7 +101,7 @@ TEST_P(ThreeLcKernelsTest, TiesAndSignedZeros) {
   EXPECT_EQ(b1[3], 0);
 }
 
-TEST_P(ThreeLcKernelsTest, UnpacksLikeTheReference) {
+TEST_P(ThreeLcKernelsTest, UnpackingEqualsTheReference) {
   const float huge = std::numeric_limits<float>::max();
   for (const uint64_t columns : sizes()) {
     for (const uint32_t count : {1U, 2U, 8U}) {
@@ -130,7 +130,7 @@ TEST_P(ThreeLcKernelsTest, UnpacksLikeTheReference) {
 }
 
 // Nearly nothing but zero bytes, at every alignment: nothing outside the rows is touched.
-TEST_P(ThreeLcKernelsTest, UnpacksZerosLikeTheReference) {
+TEST_P(ThreeLcKernelsTest, UnpackingZerosEqualsTheReference) {
   for (const uint64_t columns : sizes()) {
     for (const double zeros : {0.9, 0.99, 1.0}) {
       const uint64_t shift = columns % 17;
@@ -148,7 +148,7 @@ TEST_P(ThreeLcKernelsTest, UnpacksZerosLikeTheReference) {
 }
 
 // Two calls, cut anywhere, at every alignment: together they write what one does.
-TEST_P(ThreeLcKernelsTest, StreamsInPieces) {
+TEST_P(ThreeLcKernelsTest, StreamMayBeCutIntoPieces) {
   for (const uint64_t columns : {20U, 63U, 1500U, 2500U}) {
     for (uint64_t cut = 0; cut <= columns; cut += 1 + columns / 7) {
       for (uint64_t shift = 0; shift < 17; ++shift) {
@@ -167,7 +167,7 @@ TEST_P(ThreeLcKernelsTest, StreamsInPieces) {
 }
 
 // Stretches with nearly nothing, with much and with nothing by turns, in one call and in two.
-TEST_P(ThreeLcKernelsTest, StreamsZerosWhereMuchWasBefore) {
+TEST_P(ThreeLcKernelsTest, ZerosAreStreamedOverOldContents) {
   constexpr uint64_t kColumns = 3000;
   std::vector<uint8_t> bytes;
   for (uint32_t i = 0; bytes.size() < kColumns; ++i) {

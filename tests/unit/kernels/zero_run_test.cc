@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(EveryIsa, ZeroRunKernelsTest,
                          testing::ValuesIn(available_isas().begin(), available_isas().end()),
                          [](const auto& test) { return std::string(isa_name(test.param)); });
 
-TEST_P(ZeroRunKernelsTest, CountsZerosAtTheEnds) {
+TEST_P(ZeroRunKernelsTest, ZerosAreCountedAtBothEnds) {
   for (const uint64_t n : sizes()) {
     for (uint64_t at = 0; at <= n; at += 1 + at / 7) {
       std::vector<uint8_t> bytes(n + 1, kZeroByte);
@@ -33,7 +33,7 @@ TEST_P(ZeroRunKernelsTest, CountsZerosAtTheEnds) {
   }
 }
 
-TEST_P(ZeroRunKernelsTest, RunsLikeTheReference) {
+TEST_P(ZeroRunKernelsTest, RunsEqualTheReference) {
   for (const double zeros : {0.0, 0.1, 0.5, 0.85, 0.95, 0.999}) {
     for (const uint64_t n : sizes()) {
       std::vector<uint8_t> bytes = digit_bytes(n, zeros, static_cast<uint32_t>(n));
@@ -55,7 +55,7 @@ TEST_P(ZeroRunKernelsTest, RunsLikeTheReference) {
   }
 }
 
-TEST_P(ZeroRunKernelsTest, RunsOfEveryLengthAtEveryPlace) {
+TEST_P(ZeroRunKernelsTest, RunsOfEveryLengthAreFoundAtEveryPosition) {
   for (uint64_t before = 1; before < 70; ++before) {
     for (uint64_t run = 1; run < 150; ++run) {
       std::vector<uint8_t> bytes(before + run + 1, kZeroByte);
@@ -69,7 +69,7 @@ TEST_P(ZeroRunKernelsTest, RunsOfEveryLengthAtEveryPlace) {
   }
 }
 
-TEST_P(ZeroRunKernelsTest, ExpandsInPieces) {
+TEST_P(ZeroRunKernelsTest, ExpansionMayBeCutIntoPieces) {
   std::mt19937 random(9);
   std::vector<uint8_t> coded(5000);
   for (uint8_t& b : coded) b = static_cast<uint8_t>(random());
@@ -92,7 +92,7 @@ TEST_P(ZeroRunKernelsTest, ExpandsInPieces) {
   EXPECT_EQ(pieces, whole);
 }
 
-TEST_P(ZeroRunKernelsTest, SizesAndRunCodesOfAnyLength) {
+TEST_P(ZeroRunKernelsTest, RunsOfAnyLengthHaveCorrectSize) {
   for (const uint64_t n : sizes()) {
     std::vector<uint8_t> bytes = digit_bytes(n, 0.1, 8);
     EXPECT_TRUE(simd.no_run_codes(bytes.data(), n));

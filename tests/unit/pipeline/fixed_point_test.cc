@@ -24,7 +24,7 @@ class FixedPoint : public testing::Test {
   UnitCodec codec_;
 };
 
-TEST_F(FixedPoint, ARangeIsAPowerOfTwoWellAboveWhatWasSeen) {
+TEST_F(FixedPoint, RangeIsPowerOfTwoWellAboveSeenValues) {
   const auto next = [](float range, float largest) {
     return fixed::next_range(range, fixed::short_magnitude(largest));
   };
@@ -45,7 +45,7 @@ TEST_F(FixedPoint, ARangeIsAPowerOfTwoWellAboveWhatWasSeen) {
   }
 }
 
-TEST_F(FixedPoint, ARangeThatALossScaleHasMultipliedIsAPowerOfTwoAgain) {
+TEST_F(FixedPoint, RangeAfterLossScaleIsPowerOfTwoAgain) {
   EXPECT_EQ(fixed::nearest_range(64.0F), 64.0F);
   EXPECT_EQ(fixed::nearest_range(64.0F * 3.0F * (1.0F / 3.0F)), 64.0F);
   EXPECT_EQ(fixed::nearest_range(63.9999F), 64.0F);
@@ -56,7 +56,7 @@ TEST_F(FixedPoint, ARangeThatALossScaleHasMultipliedIsAPowerOfTwoAgain) {
 }
 
 /// Any floats below the range, denormals and ties among them.
-TEST_F(FixedPoint, CodeAndRestAreTheInputExactly) {
+TEST_F(FixedPoint, QuantizedValuePlusRestEqualsInput) {
   std::mt19937_64 random(3);
   for (const float range : {0x1p-100F, 0x1p-3F, 1.0F, 0x1p126F}) {
     const float unit = fixed::unit_of(range);
@@ -96,7 +96,7 @@ TEST_F(FixedPoint, CodeAndRestAreTheInputExactly) {
   }
 }
 
-TEST_F(FixedPoint, TheSumOfSixtyFourFits) {
+TEST_F(FixedPoint, SumOfSixtyFourFits) {
   std::vector<float> residual(2), g{std::nextafter(4.0F, 0.0F), -std::nextafter(4.0F, 0.0F)};
   std::vector<int32_t> codes(2), sums(2);
   fixed::encode(codec_, slot_for(residual), g.data(), 4.0F, codes.data());
@@ -109,7 +109,7 @@ TEST_F(FixedPoint, TheSumOfSixtyFourFits) {
   EXPECT_EQ(mean, g);
 }
 
-TEST_F(FixedPoint, UndoneAsTheMemoryDecays) {
+TEST_F(FixedPoint, UndoFollowsDecayOfMemory) {
   std::vector<float> residual{1.0F, -2.0F, 0.25F}, before = residual, g{0.5F, 0.125F, -3.0F};
   const UnitSlot slot = slot_for(residual, 0.5F);
   std::vector<int32_t> codes(3);
@@ -121,7 +121,7 @@ TEST_F(FixedPoint, UndoneAsTheMemoryDecays) {
   EXPECT_EQ(residual, before);
 }
 
-TEST_F(FixedPoint, OfWhatIsNotFiniteNothingIsTaken) {
+TEST_F(FixedPoint, NonFiniteIsNotTaken) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   for (const float bad : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> residual{1.0F, 2.0F}, g{0.5F, bad};

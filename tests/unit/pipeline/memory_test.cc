@@ -74,7 +74,7 @@ void expect_near(const Floats& expected, const Floats& found, const char* what) 
     ASSERT_NEAR(expected[i], found[i], 4e-6F * (1 + std::abs(expected[i]))) << what << i;
 }
 
-TEST(Memory, ADecayingResidualAgainstItsReference) {
+TEST(Memory, DecayingResidualMatchesReference) {
   for (const char* text : {"topk:ratio=0.1+decay=0.5", "3lc+decay=0.5", "int8+ef+decay=0.5"}) {
     SCOPED_TRACE(text);
     Rank rank(text);
@@ -90,7 +90,7 @@ TEST(Memory, ADecayingResidualAgainstItsReference) {
   }
 }
 
-TEST(Memory, ARunningMeanIsWhatIsEncoded) {
+TEST(Memory, RunningMeanIsEncoded) {
   for (const char* text : {"int8+ema=0.75", "3lc+ema=0.75"}) {
     SCOPED_TRACE(text);
     Rank rank(text), plain(text);
@@ -133,7 +133,7 @@ TEST(Memory, MomentumIsCorrectedAndMasked) {
   }
 }
 
-TEST(Memory, UndoOfEveryKind) {
+TEST(Memory, EveryKindIsUndone) {
   for (const char* text : {"topk:ratio=0.1+ef", "topk:ratio=0.1+decay=0.5", "3lc", "3lc+decay=0.5",
                            "int8+ema=0.75", "topk:ratio=0.1+momentum=0.75"}) {
     SCOPED_TRACE(text);
@@ -165,7 +165,7 @@ TEST(Memory, UndoOfEveryKind) {
   }
 }
 
-TEST(Memory, AGradientThatNoExchangeTookIsKept) {
+TEST(Memory, GradientWithoutExchangeIsKept) {
   for (const char* text : {"topk:ratio=0.1+decay=0.5", "int8+ema=0.75", "topk+momentum=0.75"}) {
     SCOPED_TRACE(text);
     Rank rank(text);
@@ -193,7 +193,7 @@ TEST(Memory, AGradientThatNoExchangeTookIsKept) {
   }
 }
 
-TEST(Memory, WhatIsNotFiniteChangesNothingAndUnusableMemoryIsReset) {
+TEST(Memory, NonFiniteChangesNothingAndUnusableMemoryIsReset) {
   for (const char* text : {"topk:ratio=0.1+decay=0.5", "int8+ema=0.75", "topk+momentum=0.75"}) {
     SCOPED_TRACE(text);
     Rank rank(text);
@@ -235,7 +235,7 @@ struct TwoRounds {
   }
 };
 
-TEST(Memory, OwnFeedbackTakesTheLastRoundsPayload) {
+TEST(Memory, OwnFeedbackUsesPayloadOfLastRound) {
   static constexpr auto kDefaults = [](void* p) { new (p) TwoRounds::Params; };
   CodecTable table{};
   table.info = {"tworounds", 999, 1, "", "", Method::quantization};

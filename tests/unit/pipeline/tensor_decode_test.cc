@@ -38,12 +38,12 @@ Errc decode_with_topk(const std::vector<uint8_t>& frame) {
   return done ? Errc::ok : done.error().code;
 }
 
-TEST(TensorDecode, TakesOtherParametersOfTheSameCodec) {
+TEST(TensorDecode, OtherParametersOfSameCodecAreAccepted) {
   EXPECT_EQ(decode_with_topk(frame_with("topk")), Errc::ok);
   EXPECT_EQ(decode_with_topk(frame_with("topk:ratio=0.5")), Errc::ok);
 }
 
-TEST(TensorDecode, RefusesASpecThatDoesNotFitTheFrame) {
+TEST(TensorDecode, SpecThatDoesNotFitFrameIsRefused) {
   for (const char* spec : {"topk:ratio=7", "topk:nonsense=1", "nonsense", "3lc", "topk:ratio=5e-1",
                            "topk:ratio=0.01"}) {
     EXPECT_EQ(decode_with_topk(frame_with(spec)), Errc::frame_codec) << spec;
@@ -51,7 +51,7 @@ TEST(TensorDecode, RefusesASpecThatDoesNotFitTheFrame) {
 }
 
 // Nothing of such a tensor is there to be read or written: a refusal looks at its shape alone.
-TEST(TensorCodec, RefusesWhatTheCodecCannotIndex) {
+TEST(TensorCodec, UnindexableTensorsAreRefused) {
   constexpr uint64_t kTooMany = uint64_t{1} << 32;
   float one = 1;
   std::vector<uint8_t> out(1000);

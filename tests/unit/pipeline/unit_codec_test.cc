@@ -63,7 +63,7 @@ std::vector<float> noise(uint64_t seed) {
 
 class Feedbacks : public testing::TestWithParam<const char*> {};
 
-TEST_P(Feedbacks, AZeroGradientSendsNothingAndKeepsTheResidual) {
+TEST_P(Feedbacks, ZeroGradientSendsNothingAndKeepsResidual) {
   Fixture f(GetParam());
   const auto before = f.residual;
   std::vector<float> g(kCount, 0.0F);
@@ -72,7 +72,7 @@ TEST_P(Feedbacks, AZeroGradientSendsNothingAndKeepsTheResidual) {
   EXPECT_EQ(f.residual, before);
 }
 
-TEST_P(Feedbacks, UndoOfALostGradientGivesGradientPlusResidual) {
+TEST_P(Feedbacks, UndoOfLostGradientGivesGradientPlusResidual) {
   Fixture f(GetParam());
   const auto before = f.residual;
   const auto g = noise(2);
@@ -82,7 +82,7 @@ TEST_P(Feedbacks, UndoOfALostGradientGivesGradientPlusResidual) {
   for (uint64_t i = 0; i < kCount; ++i) ASSERT_NEAR(f.residual[i], before[i] + g[i], 1e-6) << i;
 }
 
-TEST_P(Feedbacks, UndoOfATravellingGradientGivesTheOldResidualWithinARounding) {
+TEST_P(Feedbacks, UndoOfSentGradientGivesOldResidualWithinRounding) {
   Fixture f(GetParam());
   const auto before = f.residual;
   const auto g = noise(3);
@@ -91,7 +91,7 @@ TEST_P(Feedbacks, UndoOfATravellingGradientGivesTheOldResidualWithinARounding) {
   for (uint64_t i = 0; i < kCount; ++i) ASSERT_NEAR(f.residual[i], before[i], 1e-6) << i;
 }
 
-TEST_P(Feedbacks, KeepAddsTheWholeGradientOrNothing) {
+TEST_P(Feedbacks, KeepAddsWholeGradientOrNothing) {
   Fixture f(GetParam());
   auto expected = f.residual;
   auto g = noise(6);
@@ -125,7 +125,7 @@ TEST(UnitCodec, UndoOfALostGradientIsExactForTernaryAndSparse) {
   }
 }
 
-TEST(UnitCodec, APrescaledPayloadIsTakenOutWhole) {
+TEST(UnitCodec, PrescaledPayloadIsErasedWhole) {
   Fixture f("fp16+ef");
   f.place.world = 4;
   f.place.prescale = 0.25F;
@@ -145,7 +145,7 @@ TEST(UnitCodec, KeepWithoutAResidualKeepsNothing) {
   EXPECT_FALSE(f.codec.keep(f.slot, noise(1).data()));
 }
 
-TEST(UnitCodec, AUnitThatIsNotItsShapeIsRefused) {
+TEST(UnitCodec, UnitWithWrongShapeIsRefused) {
   const Spec none = *Spec::parse("none");
   EXPECT_EQ(check_unit(none, {12, 3, 4, 0, 0}), Errc::ok);
   EXPECT_EQ(check_unit(none, {0, 0, 4, 0, 0}), Errc::ok);
@@ -156,7 +156,7 @@ TEST(UnitCodec, AUnitThatIsNotItsShapeIsRefused) {
 }
 
 // A sum over ranks follows, and what is taken out of the residual is world times the lane.
-TEST(UnitCodec, PrescaledLanesNearTheLargestFloatLeaveAFiniteResidual) {
+TEST(UnitCodec, PrescaledElementsNearLargestFloatLeaveFiniteResidual) {
   for (const char* spec : {"fp16+ef", "fp16:saturate=off+ef", "bf16+ef"}) {
     for (const uint32_t world : {2U, 3U, 64U, 508U, 509U}) {
       Fixture f(spec);
@@ -170,7 +170,7 @@ TEST(UnitCodec, PrescaledLanesNearTheLargestFloatLeaveAFiniteResidual) {
   }
 }
 
-TEST(UnitCodec, StateThatIsNotFiniteChangesNothing) {
+TEST(UnitCodec, NonFiniteStateChangesNothing) {
   for (const char* spec : {"powersgd", "sidco:mode=signed"}) {
     for (const float bad : {kNan, kInfinity}) {
       Fixture f(spec, 50);
@@ -183,14 +183,14 @@ TEST(UnitCodec, StateThatIsNotFiniteChangesNothing) {
   }
 }
 
-TEST(UnitCodec, AnyFiniteFactorIsAStart) {
+TEST(UnitCodec, AnyFiniteFactorMayBegin) {
   Fixture f("powersgd", 50);
   for (uint64_t i = 0; i < f.state.size(); ++i) f.state[i] = i % 3 == 0 ? -kLargest : kLargest;
   EXPECT_EQ(f.encode(noise(1)).outcome, Outcome::payload);
 }
 
 // A peer's lanes may be any finite numbers. P̂ is then not: no round may send that unnoticed.
-TEST(UnitCodec, ALaterRoundSaysThatItIsNotFinite) {
+TEST(UnitCodec, LaterRoundReportsNonFinite) {
   Fixture f("powersgd", 50);
   const auto g = noise(1);
   const auto before = f.residual;

@@ -144,13 +144,13 @@ void expect_code(const Link& link, Errc code, const char* words) {
   ADD_FAILURE() << "allocates without end";
 }
 
-TEST(LinkMemory, AServerThatIsSilentIsToldByTheCode) {
+TEST(LinkMemory, SilentServerIsReportedByCode) {
   Poor group(plan_of(1));
   group.is_up = false;
   expect_code(group.run(0), Errc::timed_out, "no answer within 1500 ms");
 }
 
-TEST(LinkMemory, AnotherTokenIsToldByTheCode) {
+TEST(LinkMemory, WrongTokenIsReportedByCode) {
   wire::Token token{};
   token[0] = 1;
   Poor group(plan_of(1), token);
@@ -158,7 +158,7 @@ TEST(LinkMemory, AnotherTokenIsToldByTheCode) {
 }
 
 /// One is refused, and the other is told that the job is over.
-TEST(LinkMemory, ARefusalIsToldByTheCode) {
+TEST(LinkMemory, RefusalIsReportedByCode) {
   Plan one = plan_of(2);
   Poor group(one);
   group.drive(0);
@@ -170,7 +170,7 @@ TEST(LinkMemory, ARefusalIsToldByTheCode) {
 }
 
 /// Another sequence of exchanges, as if this rank's granule had changed under way.
-TEST(LinkMemory, ASumOfSomethingElseIsToldByTheCode) {
+TEST(LinkMemory, ForeignSumIsReportedByCode) {
   const std::vector<uint8_t> codes(32);
   for (const bool longer : {false, true}) {
     Poor group(plan_of(1));
@@ -187,7 +187,7 @@ TEST(LinkMemory, ASumOfSomethingElseIsToldByTheCode) {
 }
 
 /// The last call of a program, in a destructor: the server has gone, and nothing is left.
-TEST(LinkMemory, IsNotNeededToClose) {
+TEST(LinkMemory, ClosingNeedsNoAllocation) {
   Serving server;
   agg::UdpSettings settings;
   settings.servers = {server.address()};

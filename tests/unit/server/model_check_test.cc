@@ -264,7 +264,7 @@ TEST(ModelCheck, SumsAreExact) {
   EXPECT_GT(report().results, 50 * kSchedules);
 }
 
-TEST(ModelCheck, AtQuorumOneNobodyIsMissing) {
+TEST(ModelCheck, QuorumOfOneExcludesNoWorker) {
   EXPECT_TRUE(report().incomplete.empty()) << first_of(report().incomplete);
 }
 
@@ -276,18 +276,18 @@ TEST(ModelCheck, AllWorkersGetTheSameBytes) {
   EXPECT_TRUE(report().different.empty()) << first_of(report().different);
 }
 
-TEST(ModelCheck, NothingHangs) { EXPECT_TRUE(report().hangs.empty()) << first_of(report().hangs); }
+TEST(ModelCheck, EveryRunEnds) { EXPECT_TRUE(report().hangs.empty()) << first_of(report().hangs); }
 
-TEST(ModelCheck, NobodyFailsUnlessAWorkerGoes) {
+TEST(ModelCheck, WorkersFailOnlyIfOneLeaves) {
   EXPECT_TRUE(report().failures.empty()) << first_of(report().failures);
 }
 
-TEST(ModelCheck, TheExcludedAreTold) {
+TEST(ModelCheck, ExcludedWorkersAreInformed) {
   EXPECT_TRUE(report().untold.empty()) << first_of(report().untold);
   EXPECT_GT(report().excluded, kSchedules / 100);
 }
 
-TEST(ModelCheck, SchedulesMeetWhatTheyAreFor) {
+TEST(ModelCheck, SchedulesCoverEveryEvent) {
   EXPECT_GT(report().restarts, kSchedules / 4);
   EXPECT_GT(report().resent, kSchedules / 4);
   EXPECT_GT(report().kept, kSchedules / 20);

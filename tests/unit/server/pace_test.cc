@@ -47,7 +47,7 @@ Time time_of(const Plan& plan, const Weather& weather, uint64_t lag_one_in = 0) 
   return last / plan.exchanges;
 }
 
-TEST(Pace, ATimeoutMakesTheWindowSmallAndDoubles) {
+TEST(Pace, TimeoutShrinksWindowAndDoubles) {
   transport::aggregation::Pace pace(1024, 10 * kSecond);
   Time now = kSecond;
   for (int i = 0; i < 1000; ++i) {
@@ -68,7 +68,7 @@ TEST(Pace, ATimeoutMakesTheWindowSmallAndDoubles) {
   EXPECT_EQ(pace.timeout(), timeout);
 }
 
-TEST(Pace, AStepAtOnePercentLossTakesLittleLonger) {
+TEST(Pace, StepAtOnePercentLossTakesLittleLonger) {
   if (kOneWorld)
     GTEST_SKIP() << "virtual time is the same under a sanitizer, and these runs are long";
   Weather dry, rain;
@@ -80,7 +80,7 @@ TEST(Pace, AStepAtOnePercentLossTakesLittleLonger) {
 }
 
 // After a restart windows are small: workers that begin at different granules wait for each other.
-TEST(Pace, AfterARestartAllBeginWithTheSameGranules) {
+TEST(Pace, RestartedWorkersBeginWithSameBlocks) {
   if (kOneWorld)
     GTEST_SKIP() << "virtual time is the same under a sanitizer, and these runs are long";
   Weather rain;
@@ -104,7 +104,7 @@ TEST(Pace, AfterARestartAllBeginWithTheSameGranules) {
 }
 
 // The ring bounds how far the others run ahead: 300 ms are 2.5 steps of theirs.
-TEST(Pace, AQuorumHelpsAgainstHiccups) {
+TEST(Pace, QuorumHelpsAgainstHiccups) {
   if (kOneWorld)
     GTEST_SKIP() << "virtual time is the same under a sanitizer, and these runs are long";
   Weather weather;

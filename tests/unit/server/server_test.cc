@@ -83,7 +83,7 @@ server::ServerSettings small_server(const Plan& plan) {
   return settings;
 }
 
-TEST(Network, WithoutWeatherNothingIsSentTwice) {
+TEST(Network, NothingIsSentTwiceWithoutLoss) {
   Network network(plan_of(4, 4), {}, 1);
   ASSERT_TRUE(network.run(kSecond));
   expect_whole(network);
@@ -95,7 +95,7 @@ TEST(Network, WithoutWeatherNothingIsSentTwice) {
 }
 
 // A client of another system numbered the resends of its first window wrongly.
-TEST(Network, TheWholeFirstWindowIsLost) {
+TEST(Network, LossOfFirstWindowIsRepaired) {
   for (const bool up : {true, false}) {
     Network network(plan_of(3, 3), {}, 2);
     int lost = 0;
@@ -109,7 +109,7 @@ TEST(Network, TheWholeFirstWindowIsLost) {
   }
 }
 
-TEST(Network, AContributionThatComesAgainAfterTheClosingChangesNothing) {
+TEST(Network, ContributionRepeatedAfterClosingChangesNothing) {
   Network network(plan_of(3, 3), {}, 3);
   std::vector<std::pair<uint32_t, std::vector<uint8_t>>> recorded;
   network.drop = [&](Time, uint32_t from, uint32_t to, const std::vector<uint8_t>& bytes) {
@@ -129,7 +129,7 @@ TEST(Network, AContributionThatComesAgainAfterTheClosingChangesNothing) {
   expect_whole(network);
 }
 
-TEST(Network, DatagramsOfAnEarlierEpochChangeNothing) {
+TEST(Network, DatagramsOfEarlierEpochChangeNothing) {
   Plan plan = plan_of(3, 3);
   plan.exchanges = 6;
   Network network(plan, {}, 4);
@@ -193,7 +193,7 @@ TEST(Network, HostileDatagramsChangeNoSum) {
   }
 }
 
-TEST(Network, AnotherTokenIsRefusedAtAttach) {
+TEST(Network, WrongTokenIsRefusedAtAttach) {
   Plan plan = plan_of(1, 1);
   Network network(plan, {}, 5);
   Plan other = plan;
@@ -208,7 +208,7 @@ TEST(Network, AnotherTokenIsRefusedAtAttach) {
 }
 
 /// Nor any 8 bytes of it.
-TEST(Network, TheTokenNeverTravels) {
+TEST(Network, TokenIsNeverSent) {
   Plan plan = plan_of(3, 3);
   for (uint8_t i = 0; i < plan.token.size(); ++i) plan.token[i] = static_cast<uint8_t>(37 * i + 11);
   Network network(plan, {}, 6);
@@ -227,7 +227,7 @@ TEST(Network, TheTokenNeverTravels) {
   EXPECT_GT(seen, 50U);
 }
 
-TEST(Network, OtherSettingsAreRefusedOnEveryRank) {
+TEST(Network, DifferentSettingsAreRefusedOnEveryRank) {
   const auto run = [](auto change) {
     const Plan plan = plan_of(3, 3);
     Network network(plan, {}, 6);
@@ -254,7 +254,7 @@ TEST(Network, OtherSettingsAreRefusedOnEveryRank) {
   run([](auto& s) { s.lanes = 24; });
 }
 
-TEST(Network, ATableTooLargeForTheWorldIsRefused) {
+TEST(Network, TableTooLargeForTheWorldIsRefused) {
   Plan plan = plan_of(3, 3);
   plan.job.table[15] = 90;
   Network network(plan, {}, 7);
@@ -265,7 +265,7 @@ TEST(Network, ATableTooLargeForTheWorldIsRefused) {
   EXPECT_EQ(network.server().memory_used(), 0U);
 }
 
-TEST(Network, AServerThatWantsFullTagsTellsEveryRank) {
+TEST(Network, ServerRequiringFullTagsInformsEveryRank) {
   Plan plan = plan_of(3, 3);
   plan.wants_full_tags = true;
   Network refused(plan, {}, 7);
@@ -282,7 +282,7 @@ TEST(Network, AServerThatWantsFullTagsTellsEveryRank) {
   expect_whole(taken);
 }
 
-TEST(Network, AServerThatIsNotThereTimesOut) {
+TEST(Network, MissingServerTimesOut) {
   Network network(plan_of(2, 2), {}, 8);
   network.stop_server();
   ASSERT_TRUE(network.run(10 * kSecond));
@@ -315,7 +315,7 @@ uint64_t results_sent(Network& network, const Plan& plan, uint64_t* to_group) {
   return results;
 }
 
-TEST(Multicast, ASumGoesOnceForAllAndItsBytesAreThoseOfUnicast) {
+TEST(Multicast, SumIsSentOnceForAllWithBytesOfUnicast) {
   Network one(plan_of(4, 4), {}, 21), other(multicast_plan(4, 4), {}, 21);
   uint64_t together = 0;
   results_sent(one, one.plan(), &together);
@@ -335,7 +335,7 @@ TEST(Multicast, ASumGoesOnceForAllAndItsBytesAreThoseOfUnicast) {
   }
 }
 
-TEST(Multicast, OneThatDoesNotHearItGetsEachSumByItself) {
+TEST(Multicast, WorkerWithoutMulticastGetsEachSumAlone) {
   Network network(multicast_plan(4, 4), {}, 22);
   network.deaf = 4;
   uint64_t together = 0;
@@ -348,7 +348,7 @@ TEST(Multicast, OneThatDoesNotHearItGetsEachSumByItself) {
   EXPECT_EQ(deaf.link().stats().resent_datagrams, 0U) << "nothing had to be asked for";
 }
 
-TEST(Multicast, WhereTheNetworkCarriesNoneRegistrationFindsOut) {
+TEST(Multicast, RegistrationDetectsMissingMulticast) {
   Network network(multicast_plan(3, 3), {}, 23);
   network.deaf = 7;
   uint64_t together = 0;
@@ -357,7 +357,7 @@ TEST(Multicast, WhereTheNetworkCarriesNoneRegistrationFindsOut) {
   EXPECT_LT(network.now(), kSecond) << "a trial is short";
 }
 
-TEST(Multicast, AServerWithoutAGroupAnswersEach) {
+TEST(Multicast, ServerWithoutGroupAnswersEachWorker) {
   Plan plan = multicast_plan(3, 3);
   Network network(plan, {}, 24);
   network.serve_group = false;
@@ -369,7 +369,7 @@ TEST(Multicast, AServerWithoutAGroupAnswersEach) {
 }
 
 // Its memberships may end at any time: a switch forgets them.
-TEST(Multicast, WhoStopsHearingAsksAndIsServedByItself) {
+TEST(Multicast, WorkerThatLosesMulticastIsServedAlone) {
   Plan plan = multicast_plan(3, 3);
   plan.exchanges = 40;
   Network network(plan, {}, 25);
@@ -384,7 +384,7 @@ TEST(Multicast, WhoStopsHearingAsksAndIsServedByItself) {
 }
 
 // Somebody with the server's address plays an old status to it: that is not hearing.
-TEST(Multicast, WhatIsPlayedAgainDoesNotKeepAWorkerWaiting) {
+TEST(Multicast, ReplayedDatagramsDoNotDelayWorker) {
   Plan plan = multicast_plan(3, 3);
   plan.exchanges = 40;
   Network network(plan, {}, 32);
@@ -404,7 +404,7 @@ TEST(Multicast, WhatIsPlayedAgainDoesNotKeepAWorkerWaiting) {
   EXPECT_LT(network.workers()[1]->link().stats().resent_datagrams, 4 * 32U);
 }
 
-TEST(Multicast, AGroupThatIsHeardLaterIsUsedThen) {
+TEST(Multicast, GroupReceivedLaterIsUsedThen) {
   Plan plan = multicast_plan(3, 3);
   plan.exchanges = 16;
   Network network(plan, {}, 26);
@@ -417,7 +417,7 @@ TEST(Multicast, AGroupThatIsHeardLaterIsUsedThen) {
   EXPECT_GT(network.workers()[0]->link().stats().multicast_datagrams, 0U);
 }
 
-TEST(Multicast, ARestartGoesOnWithIt) {
+TEST(Multicast, RestartKeepsMulticast) {
   Plan plan = multicast_plan(3, 3);
   plan.exchanges = 20;
   Network network(plan, {.loss_up = 0.01, .loss_down = 0.05}, 27);
@@ -433,7 +433,7 @@ TEST(Multicast, ARestartGoesOnWithIt) {
 }
 
 // Everybody in the group hears everybody's sums.
-TEST(Multicast, AnotherJobsSumsChangeNothing) {
+TEST(Multicast, SumsOfAnotherJobChangeNothing) {
   Plan plan = multicast_plan(3, 3), other_plan = plan;
   other_plan.seed = 77;
   other_plan.number = plan.number + (uint64_t{1} << 40);  // the same lower half, as headers have it
@@ -459,7 +459,7 @@ TEST(Multicast, AnotherJobsSumsChangeNothing) {
 }
 
 // By the group come sums and statuses: nothing else, also with a right tag, and nothing broken.
-TEST(Multicast, WhatElseComesToTheGroupIsNotTaken) {
+TEST(Multicast, ForeignDatagramsToGroupAreIgnored) {
   Plan plan = multicast_plan(3, 3);
   plan.exchanges = 6;
   Network network(plan, {}, 29);
@@ -480,7 +480,7 @@ TEST(Multicast, WhatElseComesToTheGroupIsNotTaken) {
   EXPECT_GT(network.workers()[0]->link().stats().rejected, 2 * 6 * 24U);
 }
 
-TEST(Multicast, ATryThatComesAgainAndAgainIsAnsweredOnceInAMillisecond) {
+TEST(Multicast, RepeatedTryIsAnsweredOncePerMillisecond) {
   Network network(multicast_plan(3, 3), {}, 31);
   std::vector<uint8_t> recorded;
   network.drop = [&](Time, uint32_t from, uint32_t, const std::vector<uint8_t>& bytes) {
@@ -500,7 +500,7 @@ TEST(Multicast, ATryThatComesAgainAndAgainIsAnsweredOnceInAMillisecond) {
   expect_whole(network);
 }
 
-TEST(Multicast, AFailureIsNotTakenFromTheGroup) {
+TEST(Multicast, FailureSentToGroupIsIgnored) {
   Plan plan = multicast_plan(2, 2);
   Network network(plan, {}, 30);
   ASSERT_TRUE(network.run(10 * kSecond));
@@ -530,7 +530,7 @@ void expect_lost(Network& network, std::initializer_list<uint32_t> told, const c
   }
 }
 
-TEST(Network, ALostWorkerIsNamedToAll) {
+TEST(Network, LostWorkerIsNamedToAll) {
   for (const bool port : {false, true}) {
     Plan plan = plan_of(4, 3);
     plan.exchanges = 1000;
@@ -545,7 +545,7 @@ TEST(Network, ALostWorkerIsNamedToAll) {
 
 // Of workers that did not come back to a server that was started again it cannot tell which was
 // lost and which one had ended: naming one of them may be wrong.
-TEST(Network, AllThatAreMissingAfterARestartAreNamed) {
+TEST(Network, WorkersMissingAfterRestartAreNamed) {
   Plan plan = plan_of(4, 3);
   plan.exchanges = 1000;
   Network network(plan, {}, 9);
@@ -559,7 +559,7 @@ TEST(Network, AllThatAreMissingAfterARestartAreNamed) {
   expect_lost(network, {1, 2}, "ranks 0 and 3: the workers are");
 }
 
-TEST(Network, WorkersThatAreLostAtOnceAreAllNamed) {
+TEST(Network, WorkersLostTogetherAreAllNamed) {
   Plan plan = plan_of(5, 3);
   plan.exchanges = 1000;
   Network network(plan, {}, 9);
@@ -570,7 +570,7 @@ TEST(Network, WorkersThatAreLostAtOnceAreAllNamed) {
   expect_lost(network, {0, 3}, "ranks 1, 2 and 4: the workers are");
 }
 
-TEST(Network, AWorkerWithoutItsResultsIsNamedToAll) {
+TEST(Network, WorkerWithoutItsResultsIsNamedToAll) {
   Plan plan = plan_of(3, 3);
   plan.exchanges = 1000;
   Network network(plan, {}, 10);
@@ -585,7 +585,7 @@ TEST(Network, AWorkerWithoutItsResultsIsNamedToAll) {
   }
 }
 
-TEST(Network, AWorkerThatLeavesTooEarlyIsNamed) {
+TEST(Network, WorkerLeavingTooEarlyIsNamed) {
   Plan plan = plan_of(3, 3), shorter = plan;
   shorter.exchanges = 1;
   Network network(plan, {}, 11);
@@ -603,7 +603,7 @@ TEST(Network, AWorkerThatLeavesTooEarlyIsNamed) {
             "aggregation server 10.0.0.9:7420: rank 1: the worker left while others wait for it");
 }
 
-TEST(Network, OtherSumsOfARankAreRefusedOnAll) {
+TEST(Network, DifferentSumsOfOneRankAreRefusedOnAll) {
   Plan plan = plan_of(3, 3), other = plan;
   other.seed = 4;  // other settings hashes
   Network network(plan, {}, 12);
@@ -616,7 +616,7 @@ TEST(Network, OtherSumsOfARankAreRefusedOnAll) {
 }
 
 // Another server may have held its exchange up for longer than that.
-TEST(Network, AWorkerThatRestsHasAllItsPatienceForARestart) {
+TEST(Network, IdleWorkerHasFullTimeoutForRestart) {
   Plan plan = plan_of(2, 2);
   plan.exchanges = 2;
   Network network(plan, {}, 1);
@@ -657,7 +657,7 @@ std::size_t answers_to(uint64_t addresses) {
 }
 
 // So many at once, and as many in the second.
-TEST(Server, AStrangerGetsTenAnswersASecondAndAllGetAHundred) {
+TEST(Server, StrangerGetsTenAnswersASecondAndAllGetAHundred) {
   EXPECT_LE(answers_to(1), 20U);
   EXPECT_GE(answers_to(1), 19U);
   EXPECT_LE(answers_to(500), 201U);
@@ -665,7 +665,7 @@ TEST(Server, AStrangerGetsTenAnswersASecondAndAllGetAHundred) {
 }
 
 // Behind a restart, workers send whole windows of data before one of them says hello.
-TEST(Server, DataOfNoJobLeavesAnswersToHellos) {
+TEST(Server, DataOfUnknownJobLeavesAnswersToHellos) {
   server::Server server({});
   Sent sent;
   std::vector<uint8_t> data(wire::kUpHeaderBytes);
@@ -691,7 +691,7 @@ void flood(server::Server& server, const std::vector<uint8_t>& bytes) {
   EXPECT_LE(sent.datagrams.size(), 100U);
 }
 
-TEST(Server, WhoHasTheTokenIsAnsweredWhateverStrangersSend) {
+TEST(Server, TokenOwnerIsAnsweredDuringFlood) {
   const Plan plan = plan_of(2, 2);
   wire::Token other = plan.token;
   other[0] ^= 1;
@@ -713,7 +713,7 @@ TEST(Server, WhoHasTheTokenIsAnsweredWhateverStrangersSend) {
 }
 
 // Anybody has the token that is none.
-TEST(Server, WithoutATokenOneWhoFloodsKeepsNobodyOut) {
+TEST(Server, FloodingStrangerBlocksNoOther) {
   server::Server server({});
   Sent sent;
   const auto flooding = [&] {
@@ -748,7 +748,7 @@ TEST(Network, WorkersJoinByEitherHello) {
   }
 }
 
-TEST(Server, NoAnswerToAStrangerIsLongerThanItsRequest) {
+TEST(Server, AnswerToStrangerIsNoLongerThanRequest) {
   Dice dice(1);
   server::Server server({});
   Time now = kSecond;
@@ -768,7 +768,7 @@ TEST(Server, NoAnswerToAStrangerIsLongerThanItsRequest) {
   EXPECT_GT(server.stats().rejected[1], 100U);
 }
 
-TEST(Server, AnotherVersionIsTold) {
+TEST(Server, OtherVersionIsReported) {
   server::Server server({});
   auto bytes = hello(7, 8);
   bytes[2] = 0x20;
@@ -803,7 +803,7 @@ std::vector<uint8_t> attach(server::Server& server, const Plan& plan, uint64_t j
   return sent.datagrams.back();
 }
 
-TEST(Server, AJobTooManyIsToldWhy) {
+TEST(Server, ExcessJobIsRefusedWithReason) {
   const Plan plan = plan_of(2, 2);
   server::Server server(small_server(plan));
   for (uint64_t job = 1; job <= 3; ++job) {
@@ -818,7 +818,7 @@ TEST(Server, AJobTooManyIsToldWhy) {
   EXPECT_EQ(server.jobs().size(), 3U);
 }
 
-TEST(Server, WantsTagsOverPayloadsWhereItIsToldTo) {
+TEST(Server, PayloadTagsAreRequiredIfConfigured) {
   Plan plan = plan_of(2, 2);
   server::ServerSettings settings = small_server(plan);
   settings.full_tags = true;
@@ -832,14 +832,14 @@ TEST(Server, WantsTagsOverPayloadsWhereItIsToldTo) {
   EXPECT_EQ(type_of(attach(server, plan, 2, kSecond)), 3) << "welcome";
 }
 
-TEST(Server, TheNonceOfAnotherAddressIsOfNoUse) {
+TEST(Server, NonceOfAnotherAddressIsRefused) {
   const Plan plan = plan_of(2, 2);
   server::Server server(small_server(plan));
   EXPECT_EQ(type_of(attach(server, plan, 1, kSecond, false)), 5) << "stranger";
   EXPECT_EQ(server.memory_used(), 0U);
 }
 
-TEST(Server, AForgottenJobGivesItsMemoryBack) {
+TEST(Server, ForgottenJobFreesItsMemory) {
   const Plan plan = plan_of(2, 2);
   server::Server server(small_server(plan));
   attach(server, plan, 1, kSecond);
@@ -947,7 +947,7 @@ std::size_t sums_of(const Late& out, const wire::SipKey& key, uint8_t lane) {
   }));
 }
 
-TEST(Server, SumsAreReadBeforeTheirJobMakesWayForAnother) {
+TEST(Server, SumsAreReadBeforeJobIsReplaced) {
   const Plan plan = plan_of(2, 2);
   server::ServerSettings settings = small_server(plan);
   settings.jobs = 1;
@@ -977,7 +977,7 @@ std::size_t sent_of_type(const Late& out, uint8_t type) {
       std::ranges::count_if(out.read, [=](const auto& bytes) { return type_of(bytes) == type; }));
 }
 
-TEST(Server, APortThatIsClosedTwiceInARowIsALostWorker) {
+TEST(Server, PortClosedTwiceInARowIsLostWorker) {
   constexpr Time kProbe = 100 * kMillisecond;
   const Plan plan = plan_of(2, 2);
   struct Said {
@@ -1002,7 +1002,7 @@ TEST(Server, APortThatIsClosedTwiceInARowIsALostWorker) {
 }
 
 // Nobody waits for anything, and nobody says a word.
-TEST(Server, AJobThatRestsIsForgottenBehindFourTimeouts) {
+TEST(Server, IdleJobIsForgottenAfterFourTimeouts) {
   const Plan plan = plan_of(2, 2);
   server::Server server(small_server(plan));
   auto workers = registered(server, plan, 1, kSecond);
@@ -1021,7 +1021,7 @@ TEST(Server, AJobThatRestsIsForgottenBehindFourTimeouts) {
 }
 
 // A server that stood still: what its deadline closes and the job's own end come in one tick.
-TEST(Server, SumsAreReadBeforeTheirJobIsForgotten) {
+TEST(Server, SumsAreReadBeforeJobIsForgotten) {
   const Plan plan = plan_of(3, 1);
   server::Server server(small_server(plan));
   auto workers = registered(server, plan, 1, kSecond);
@@ -1034,7 +1034,7 @@ TEST(Server, SumsAreReadBeforeTheirJobIsForgotten) {
   EXPECT_EQ(sums_of(out, workers[0].key(), 1), 12U);
 }
 
-TEST(Server, EpochsAreNeverUsedTwice) {
+TEST(Server, EpochsAreNeverReused) {
   const Plan plan = plan_of(2, 2);
   server::Server server(small_server(plan));
   attach(server, plan, 1, kSecond);

@@ -57,7 +57,7 @@ struct Machine {
   std::vector<uint8_t> payload;
 };
 
-TEST(Slots, TheLastContributionClosesTheSum) {
+TEST(Slots, LastContributionClosesSum) {
   Machine m(settings(3, 3));
   EXPECT_EQ(m.add(0, 0), Verdict::added);
   EXPECT_EQ(m.add(2, 0), Verdict::added);
@@ -72,7 +72,7 @@ TEST(Slots, TheLastContributionClosesTheSum) {
   for (const uint8_t lane : m.slots.ring().sum(slot)) EXPECT_EQ(lane, 1 + 2 + 3);
 }
 
-TEST(Slots, ADuplicateIsNotAdded) {
+TEST(Slots, DuplicateIsNotAdded) {
   Machine m(settings(2, 2));
   m.add(0, 0);
   EXPECT_EQ(m.add(0, 0), Verdict::duplicate);
@@ -80,7 +80,7 @@ TEST(Slots, ADuplicateIsNotAdded) {
   EXPECT_EQ(m.lane(0), 3U);
 }
 
-TEST(Slots, ASlotThatIsUsedAgainBeginsAtNothing) {
+TEST(Slots, ReusedSlotStartsAtZero) {
   Machine m(settings(2, 2));
   for (uint64_t number = 0; number < 24; ++number) {
     m.all(number);
@@ -90,7 +90,7 @@ TEST(Slots, ASlotThatIsUsedAgainBeginsAtNothing) {
   }
 }
 
-TEST(Slots, SumsOfConsecutiveNumbersLieInARow) {
+TEST(Slots, ConsecutiveSumsAreContiguous) {
   Machine m(settings(2, 2));
   for (uint64_t number = 0; number < 3; ++number) m.all(number);
   const MutBytes first = m.slots.ring().datagram(m.slots.ring().slot(0));
@@ -102,7 +102,7 @@ TEST(Slots, SumsOfConsecutiveNumbersLieInARow) {
   EXPECT_EQ(second.data() - first.data(), static_cast<long>(wire::kDownHeaderBytes + 16));
 }
 
-TEST(Slots, KeptAreThoseThatNotAllHave) {
+TEST(Slots, SumsMissingAtAWorkerAreKept) {
   Machine m(settings(2, 2));
   for (const uint64_t number : {0U, 1U, 3U}) m.all(number);
   m.add(0, 2);
@@ -113,7 +113,7 @@ TEST(Slots, KeptAreThoseThatNotAllHave) {
   EXPECT_EQ(m.slots.ring().kept(), 2U);
 }
 
-TEST(Slots, AClosedSumNeverChanges) {
+TEST(Slots, ClosedSumNeverChanges) {
   Machine m(settings(3, 2));
   m.add(0, 0, 0);
   m.add(1, 0, 1);
@@ -128,7 +128,7 @@ TEST(Slots, AClosedSumNeverChanges) {
   EXPECT_EQ(m.lane(0), 3U);
 }
 
-TEST(Slots, AnEmptyContributionCountsInTheDivisorOnly) {
+TEST(Slots, EmptyContributionCountsOnlyInDivisor) {
   Machine m(settings(3, 3));
   m.add(0, 0);
   m.add(1, 0, 0, wire::kEmpty);
@@ -141,7 +141,7 @@ TEST(Slots, AnEmptyContributionCountsInTheDivisorOnly) {
   EXPECT_EQ(m.lane(0), 1U);
 }
 
-TEST(Slots, ASumOfNothingIsEmpty) {
+TEST(Slots, SumOfNothingIsEmpty) {
   Machine m(settings(2, 2));
   m.add(0, 0, 0, wire::kEmpty);
   m.add(1, 0, 0, wire::kEmpty);
@@ -149,7 +149,7 @@ TEST(Slots, ASumOfNothingIsEmpty) {
   EXPECT_TRUE(m.slots.ring().sum(m.slots.ring().slot(0)).empty());
 }
 
-TEST(Slots, NothingOpensAboveTheRing) {
+TEST(Slots, SlotsAboveRingStayClosed) {
   Machine m(settings(2, 2));
   EXPECT_EQ(m.add(0, 7), Verdict::added);
   EXPECT_EQ(m.add(0, 8), Verdict::beyond);
@@ -161,7 +161,7 @@ TEST(Slots, NothingOpensAboveTheRing) {
   EXPECT_EQ(m.add(0, 8), Verdict::added);
 }
 
-TEST(Slots, AClosedSumIsKeptUntilAllHaveIt) {
+TEST(Slots, ClosedSumIsKeptUntilAllHaveIt) {
   Machine m(settings(2, 2));
   for (uint64_t number = 0; number < 8; ++number) m.all(number);
   EXPECT_TRUE(m.slots.acknowledge(0, 8));
@@ -172,7 +172,7 @@ TEST(Slots, AClosedSumIsKeptUntilAllHaveIt) {
   EXPECT_EQ(m.slots.pull(1, 8), Verdict::beyond);
 }
 
-TEST(Slots, AnAckAboveWhatWasClosedIsRefused) {
+TEST(Slots, AckAboveClosedSumsIsRefused) {
   Machine m(settings(2, 2));
   m.all(0);
   EXPECT_FALSE(m.slots.acknowledge(0, 2));
@@ -182,7 +182,7 @@ TEST(Slots, AnAckAboveWhatWasClosedIsRefused) {
   EXPECT_EQ(m.slots.ring().ack(0), 1U);
 }
 
-TEST(Slots, AQuorumWaitsForTheDeadline) {
+TEST(Slots, QuorumWaitsForDeadline) {
   Machine m(settings(3, 2));
   m.add(0, 0, 100);
   m.add(1, 0, 200);
@@ -194,7 +194,7 @@ TEST(Slots, AQuorumWaitsForTheDeadline) {
   EXPECT_EQ(m.slots.ring().slot(0).bitmap, 3U);
 }
 
-TEST(Slots, BehindTheDeadlineTheQuorumCloses) {
+TEST(Slots, QuorumClosesSumAfterDeadline) {
   Machine m(settings(3, 2));
   m.add(0, 0, 0);
   m.slots.tick(kDeadline);
@@ -203,7 +203,7 @@ TEST(Slots, BehindTheDeadlineTheQuorumCloses) {
   EXPECT_TRUE(m.closed(0));
 }
 
-TEST(Slots, AtQuorumOneThereIsNoDeadline) {
+TEST(Slots, QuorumOfOneHasNoDeadline) {
   Machine m(settings(3, 3));
   m.add(0, 0);
   m.add(1, 0);
@@ -212,7 +212,7 @@ TEST(Slots, AtQuorumOneThereIsNoDeadline) {
   EXPECT_FALSE(m.closed(0));
 }
 
-TEST(Slots, TheDeadlineIsPaidOncePerExchange) {
+TEST(Slots, DeadlineIsPaidOncePerExchange) {
   Machine m(settings(3, 2));
   m.add(0, 0, 0, wire::kFirst);
   m.add(1, 0, 0);
@@ -228,7 +228,7 @@ TEST(Slots, TheDeadlineIsPaidOncePerExchange) {
   EXPECT_TRUE(m.closed(1)) << "not after another deadline";
 }
 
-TEST(Slots, ALateWorkerIsWaitedForAgainWhenItHasCaughtUp) {
+TEST(Slots, LateWorkerIsAwaitedAgainOnceCaughtUp) {
   Machine m(settings(3, 2));
   m.add(0, 0, 0);
   m.add(1, 0, 0);
@@ -243,7 +243,7 @@ TEST(Slots, ALateWorkerIsWaitedForAgainWhenItHasCaughtUp) {
   EXPECT_EQ(m.slots.ring().slot(1).bitmap, 7U);
 }
 
-TEST(Slots, WhoIsLateMayStillContribute) {
+TEST(Slots, LateWorkerMayStillContribute) {
   Machine m(settings(3, 2));
   m.add(0, 0, 0);
   m.add(1, 0, 0);
@@ -255,7 +255,7 @@ TEST(Slots, WhoIsLateMayStillContribute) {
   EXPECT_EQ(m.slots.ring().slot(1).bitmap, 7U);
 }
 
-TEST(Slots, AfterFourExchangesALateWorkerIsWaitedForAgain) {
+TEST(Slots, LateWorkerIsAwaitedAgainAfterFourExchanges) {
   Machine m(settings(3, 2));
   Time now = 0;
   for (uint64_t exchange = 0; exchange < 4; ++exchange) {
@@ -270,7 +270,7 @@ TEST(Slots, AfterFourExchangesALateWorkerIsWaitedForAgain) {
   }
 }
 
-TEST(Slots, OtherSettingsAreNotSummed) {
+TEST(Slots, DifferentSettingsAreNotSummed) {
   Machine m(settings(2, 2));
   m.add(0, 0);
   const std::vector<uint8_t> codes(4), few(3);
@@ -308,7 +308,7 @@ struct Restart {
   std::vector<uint64_t> acks, kept;
 };
 
-TEST(Slots, WhatSomebodyHoldsIsFetchedAndNeverSummed) {
+TEST(Slots, HeldSumIsFetchedAndNeverRecomputed) {
   Slots slots(settings(3, 2));
   Restart r(3);
   r.acks = {4, 2, 2};
@@ -342,7 +342,7 @@ TEST(Slots, WhatSomebodyHoldsIsFetchedAndNeverSummed) {
   EXPECT_EQ(slots.pull(1, 2), Verdict::stored);
 }
 
-TEST(Slots, AWorkerWithoutItsResultsIsNamed) {
+TEST(Slots, WorkerWithoutItsResultsIsNamed) {
   Slots slots(settings(3, 3));
   Restart r(3);
   r.acks = {100, 0, 100};
@@ -378,7 +378,7 @@ wire::JobSettings small_sums(uint8_t world, uint8_t needed) {
   return s;
 }
 
-TEST(Slots, WhatStaysIsInTheSumWhenItClosesOrIsSettled) {
+TEST(Slots, UnsettledPayloadsJoinSumWhenItCloses) {
   Machine m(settings(3, 3));
   std::vector<std::vector<uint8_t>> payloads;
   for (const uint8_t code : std::to_array<uint8_t>({0x11, 0x22, 0x33}))
@@ -402,7 +402,7 @@ TEST(Slots, WhatStaysIsInTheSumWhenItClosesOrIsSettled) {
   EXPECT_EQ(m.lane(0), 1U + 2U + 3U);
 }
 
-TEST(Slots, ADeadlineClosesWithWhatStays) {
+TEST(Slots, DeadlineClosesWithUnsettledPayloads) {
   Machine m(settings(3, 2));
   const std::vector<uint8_t> one(4, 0x11), two(4, 0x22);
   m.slots.add(0, {0, 0, 7, 0, 0, one, true});
@@ -415,7 +415,7 @@ TEST(Slots, ADeadlineClosesWithWhatStays) {
 
 /// The same contributions to two machines: payloads of one are gone behind each call, those of the
 /// other stay until it is told to settle.
-TEST(Slots, WhetherPayloadsStayIsNotToBeSeen) {
+TEST(Slots, SettlingTimeChangesNoResult) {
   std::mt19937 random(17);
   const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
   for (int round = 0; round < 200; ++round) {
@@ -506,7 +506,7 @@ void check_sums(const wire::JobSettings& s, Isa isa, std::mt19937& random) {
   }
 }
 
-TEST(Adder, IsTheTableSumOfEveryLaneOnEveryInstructionSet) {
+TEST(Adder, AdderEqualsTableSumOnEveryIsa) {
   std::mt19937 random(5);
   for (const uint8_t bits : {uint8_t{2}, uint8_t{3}, uint8_t{4}, uint8_t{8}}) {
     for (const uint8_t lane_bits : {uint8_t{8}, uint8_t{16}}) {
@@ -534,7 +534,7 @@ TEST(Adder, IsTheTableSumOfEveryLaneOnEveryInstructionSet) {
 }
 
 /// Three workers, by the default table of four bits.
-TEST(Adder, KnownAnswer) {
+TEST(Adder, AdderGivesKnownAnswer) {
   wire::JobSettings s = settings(3, 3);
   s.table = {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30};
   // Values 7 23 0 30, 30 0 16 14, 16 14 30 30, and four zeros each.

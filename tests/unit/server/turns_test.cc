@@ -175,7 +175,7 @@ void expect_share(uint64_t sums) {
   EXPECT_GE(sums * 10, sums_alone() * 4) << sums;
 }
 
-TEST(Fairness, BesideAJobThatRepeatsOneContribution) {
+TEST(Fairness, JobIsServedDespiteRepeatedContributions) {
   Host host;
   host.flood(host.contribution_of_another_job());
   expect_share(host.run(kRun));
@@ -183,7 +183,7 @@ TEST(Fairness, BesideAJobThatRepeatsOneContribution) {
   EXPECT_GT(flooding.stored, 1000U) << "each was answered with the result";
 }
 
-TEST(Fairness, BesideAJobWhoseDatagramsAreForged) {
+TEST(Fairness, JobIsServedDespiteForgedDatagrams) {
   Host host;
   auto datagram = host.contribution_of_another_job();
   datagram[24] ^= 1U;
@@ -192,7 +192,7 @@ TEST(Fairness, BesideAJobWhoseDatagramsAreForged) {
   EXPECT_GT(host.server().stats().rejected[static_cast<int>(wire::DatagramFault::tag)], 1000U);
 }
 
-TEST(Fairness, BesideAStrangerWhoKeepsAsking) {
+TEST(Fairness, JobIsServedDespiteRequestsOfStranger) {
   Host host;
   std::vector<uint8_t> hello(wire::kHelloBytes);
   wire::write_hello({1, 2, 3, 0}, nullptr, hello.data());
@@ -202,7 +202,7 @@ TEST(Fairness, BesideAStrangerWhoKeepsAsking) {
 }
 
 /// A job that takes turns with nobody is read without waiting.
-TEST(Turns, ADebtIsNothingToAJobAlone) {
+TEST(Turns, DebtDoesNotDelayJobAlone) {
   struct One {
     std::vector<int> peers;
     server::Turn turn;
@@ -218,7 +218,7 @@ TEST(Turns, ADebtIsNothingToAJobAlone) {
   EXPECT_GE(reads, 50);
 }
 
-TEST(Turns, WorkersOfAJobAreReadInTurn) {
+TEST(Turns, WorkersOfJobAreReadInTurn) {
   server::Turn turn;
   std::vector<std::size_t> order;
   for (int round = 0; round < 6; ++round) {
@@ -230,7 +230,7 @@ TEST(Turns, WorkersOfAJobAreReadInTurn) {
   EXPECT_EQ(order, (std::vector<std::size_t>{1, 2, 0, 1, 2, 0}));
 }
 
-TEST(Turns, WhatWasTakenTooMuchIsMissingNextTime) {
+TEST(Turns, ExcessIsDeductedNextTime) {
   server::Turn turn;
   const auto read = [](std::size_t) { return uint64_t{3 * server::Turn::kQuantum}; };
   std::vector<uint64_t> spent;

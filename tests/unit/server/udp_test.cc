@@ -105,12 +105,12 @@ class Udp : public testing::TestWithParam<Io> {
 INSTANTIATE_TEST_SUITE_P(All, Udp, testing::Values(Io::gso, Io::mmsg),
                          [](const auto& which) { return which.param == Io::gso ? "gso" : "mmsg"; });
 
-TEST_P(Udp, SumsOfFourWorkers) {
+TEST_P(Udp, SumsOfFourWorkersAreExact) {
   Serving server(GetParam());
   run_job({server.address()}, 4, 7, GetParam());
 }
 
-TEST_P(Udp, TwoServersShareTheGranules) {
+TEST_P(Udp, TwoServersShareBlocks) {
   Serving a(GetParam()), b(GetParam(), "127.0.0.1:0", 2);
   run_job({a.address(), b.address()}, 3, 8, GetParam(), 5, 101);
 }
@@ -145,7 +145,7 @@ void work_of(const std::vector<std::unique_ptr<agg::Keeper>>& pair) {
 }
 
 // A rank that waits in its group for others whose server was started again.
-TEST_P(Udp, WorkersThatRestRegisterAgain) {
+TEST_P(Udp, IdleWorkersRegisterAgain) {
   auto server = std::make_unique<Serving>(GetParam());
   const std::string address = server->address();
   auto pair = kept_pair(address, GetParam(), kLong);
@@ -161,7 +161,7 @@ TEST_P(Udp, WorkersThatRestRegisterAgain) {
   work_of(pair);
 }
 
-TEST_P(Udp, WorkersThatHaveAllAreQuiet) {
+TEST_P(Udp, FinishedWorkersAreQuiet) {
   Serving server(GetParam());
   auto pair = kept_pair(server.address(), GetParam(), kLong);
   work_of(pair);
@@ -174,7 +174,7 @@ TEST_P(Udp, WorkersThatHaveAllAreQuiet) {
   EXPECT_EQ(now, before);
 }
 
-TEST_P(Udp, ARankThatIsSilentForLongIsNotKept) {
+TEST_P(Udp, LongSilentRankIsDropped) {
   auto server = std::make_unique<Serving>(GetParam());
   const std::string address = server->address();
   auto pair = kept_pair(address, GetParam(), Clock::duration(0));
@@ -185,7 +185,7 @@ TEST_P(Udp, ARankThatIsSilentForLongIsNotKept) {
 }
 
 // It has no such thread, and the links are its parent's.
-TEST_P(Udp, AForkedChildEndsAndLeavesTheLinksAlone) {
+TEST_P(Udp, ForkedChildEndsAndLeavesLinks) {
   Serving server(GetParam());
   auto pair = kept_pair(server.address(), GetParam(), kLong);
   std::this_thread::sleep_for(
@@ -197,7 +197,7 @@ TEST_P(Udp, AForkedChildEndsAndLeavesTheLinksAlone) {
   work_of(pair);
 }
 
-TEST_P(Udp, TwoJobsAtOnce) {
+TEST_P(Udp, TwoJobsRunAtOnce) {
   Serving server(GetParam());
   std::thread other([&] { run_job({server.address()}, 2, 9, GetParam()); });
   run_job({server.address()}, 3, 10, GetParam());
@@ -260,13 +260,13 @@ void expect_multicast(const std::string& server, uint8_t world, uint64_t job, Io
   }
 }
 
-TEST_P(Udp, SumsGoOnceForAllByMulticast) {
+TEST_P(Udp, SumsAreMulticastOnceForAll) {
   Serving server(GetParam(), "127.0.0.1:0", 1, "239.7.4.2");
   expect_multicast(server.address(), 4, 21, GetParam(), 15);
 }
 
 // Loopback carries no multicast of IPv6: on an interface of a network of its own.
-TEST_P(Udp, SumsGoByMulticastOfIpv6) {
+TEST_P(Udp, SumsAreMulticastOverIpv6) {
   constexpr const char* kLink =
       "ip link add d0 type veth peer name d1 && ip link set lo up && ip link set d1 up && "
       "ip link set d0 up && ip -6 addr add fd00::1/64 dev d0 nodad";
@@ -282,14 +282,14 @@ TEST_P(Udp, SumsGoByMulticastOfIpv6) {
   if (!there) GTEST_SKIP() << "no network namespaces here, or no IPv6";
 }
 
-TEST_P(Udp, SomeAskForMulticastAndTwoJobsShareTheGroup) {
+TEST_P(Udp, MixedJobsShareOneMulticastGroup) {
   Serving server(GetParam(), "127.0.0.1:0", 1, "239.7.4.2:7428");
   std::thread other([&] { expect_multicast(server.address(), 2, 23, GetParam(), 3); });
   expect_multicast(server.address(), 3, 24, GetParam(), 5);
   other.join();
 }
 
-TEST_P(Udp, AServerThatComesBackGoesOn) {
+TEST_P(Udp, RestartedServerIsUsedAgain) {
   auto first = std::make_unique<Serving>(GetParam());
   const std::string address = first->address();
   std::vector<std::thread> threads;
@@ -319,7 +319,7 @@ TEST_P(Udp, AServerThatComesBackGoesOn) {
   EXPECT_EQ(restarts, 2U);
 }
 
-TEST_P(Udp, ALostServerIsNamed) {
+TEST_P(Udp, LostServerIsNamed) {
   Serving a(GetParam());
   auto b = std::make_unique<Serving>(GetParam(), "127.0.0.1:0", 2);
   const std::string lost = b->address();
@@ -339,7 +339,7 @@ TEST_P(Udp, ALostServerIsNamed) {
   EXPECT_NE(done.error().message.find(lost), std::string::npos) << done.error().message;
 }
 
-TEST_P(Udp, AClosedPortIsALostWorker) {
+TEST_P(Udp, ClosedPortIsLostWorker) {
   Serving server(GetParam());
   std::thread goes([&] {
     const auto settings = worker_settings({server.address()}, 1, 2, 12, GetParam());
@@ -363,7 +363,7 @@ TEST_P(Udp, AClosedPortIsALostWorker) {
   EXPECT_EQ((*worker)->blamed(), 1);
 }
 
-TEST(UdpServer, WithoutATokenOnlyLoopbackIsServed) {
+TEST(UdpServer, MissingTokenServesOnlyLoopback) {
   server::UdpServerSettings settings;
   settings.bind = "0.0.0.0:0";
   settings.io = Io::mmsg;
@@ -375,7 +375,7 @@ TEST(UdpServer, WithoutATokenOnlyLoopbackIsServed) {
 }
 
 // The kernel keeps out what other addresses send; the rest is told by its port.
-TEST(Group, BringsWhatTheServersAddressSends) {
+TEST(Group, GroupDeliversDatagramsOfServer) {
   const agg::Endpoint server = *agg::parse_endpoint("127.0.0.1:0");
   const auto group = agg::parse_group("239.7.4.3:7429", server);
   ASSERT_TRUE(group);
@@ -485,7 +485,7 @@ class RawWorker {
 };
 
 // More than what the server receives into, from one worker: sums are begun before the other's come.
-TEST_P(Udp, SumsAreThoseOfCodesWhoseMemoryWasUsedAgain) {
+TEST_P(Udp, SumsAreExactWhenPayloadMemoryIsReused) {
   Serving server(GetParam());
   wire::JobSettings job = job_of(2);
   job.lanes = 8192;
@@ -575,7 +575,7 @@ void expect_sum(std::vector<RawWorker>& workers, uint64_t number) {
   }
 }
 
-TEST_P(Udp, AMemberThatMovesLeavesNoSocketBehind) {
+TEST_P(Udp, MovedMemberLeavesNoSocket) {
   Serving server(GetParam());
   auto workers = raw_job(server.address(), GetParam(), 2);
   const std::size_t before = descriptors();
@@ -590,7 +590,7 @@ TEST_P(Udp, AMemberThatMovesLeavesNoSocketBehind) {
   expect_sum(workers, 0);
 }
 
-TEST_P(Udp, AJobThatIsGoneLeavesNoSocketBehind) {
+TEST_P(Udp, EndedJobLeavesNoSocket) {
   server::UdpServerSettings settings;
   settings.bind = "127.0.0.1:0";
   settings.io = GetParam();
@@ -609,7 +609,7 @@ TEST_P(Udp, AJobThatIsGoneLeavesNoSocketBehind) {
   expect_sum(second, 0);
 }
 
-TEST(UdpServer, ASecondOneAtThePortIsRefused) {
+TEST(UdpServer, SecondServerAtPortIsRefused) {
   Serving first;
   auto workers = raw_job(first.address(), Io::mmsg, 2);
   expect_sum(workers, 0);
@@ -664,7 +664,7 @@ void send_icmp(const std::string& server, uint16_t port, uint8_t type, uint8_t c
 
 // Of all that may come back only a closed port says that a worker is gone, and only twice: one may
 // be an accident, or a stranger's.
-TEST_P(Udp, OnlyAPortThatIsClosedTwiceIsALostWorker) {
+TEST_P(Udp, OnlyPortClosedTwiceIsLostWorker) {
   bool there = false;
   std::thread([&] {
     there = unshare(CLONE_NEWNET) == 0 && std::system("ip link set lo up") == 0;
@@ -705,7 +705,7 @@ TEST_P(Udp, OnlyAPortThatIsClosedTwiceIsALostWorker) {
   if (!there) GTEST_SKIP() << "no network namespaces here";
 }
 
-TEST_P(Udp, WhatIsKeptStaysWhileMoreIsReceived) {
+TEST_P(Udp, KeptPayloadsStayWhileMoreArrive) {
   const auto listener = agg::Socket::bound(*agg::parse_endpoint("127.0.0.1:0"), GetParam());
   ASSERT_TRUE(listener);
   const auto sender = agg::Socket::connected(*listener->local(), GetParam());
@@ -737,7 +737,7 @@ TEST_P(Udp, WhatIsKeptStaysWhileMoreIsReceived) {
   EXPECT_EQ(receive(0xEE).data(), kept[0].data());
 }
 
-TEST(UdpServer, AGroupIsAMulticastAddressOfTheServersFamily) {
+TEST(UdpServer, GroupMustBeMulticastAddressOfServerFamily) {
   const auto refused = [](const std::string& bind, const std::string& group) {
     server::UdpServerSettings settings;
     settings.bind = bind;
@@ -756,7 +756,7 @@ TEST(UdpServer, AGroupIsAMulticastAddressOfTheServersFamily) {
   EXPECT_NE(refused("0.0.0.0:0", "239.7.4.2").find("one interface"), std::string::npos);
 }
 
-TEST(UdpWorker, ABlockTooLongForThePathIsRefused) {
+TEST(UdpWorker, BlockTooLongForPathIsRefused) {
   wire::JobSettings job = job_of(4);
   job.values = 0;
   EXPECT_TRUE(agg::fits_path(job, 1500, false));
@@ -778,7 +778,7 @@ TEST(UdpWorker, ABlockTooLongForThePathIsRefused) {
   EXPECT_FALSE(agg::fits_path(job, 1500, false)) << "1,600 bytes of small parameters";
 }
 
-TEST(UdpWorker, AServerThatIsNotThereIsNamed) {
+TEST(UdpWorker, MissingServerIsNamed) {
   auto settings = worker_settings({"127.0.0.1:9"}, 0, 2, 13, Io::mmsg);
   settings.link.job.timeout_ms = 200;
   const auto worker = UdpWorker::attach(settings, Clock::now() + kLong);
@@ -787,7 +787,7 @@ TEST(UdpWorker, AServerThatIsNotThereIsNamed) {
   EXPECT_NE(worker.error().message.find("127.0.0.1:9"), std::string::npos);
 }
 
-TEST(Endpoint, TextAndBack) {
+TEST(Endpoint, EndpointRoundTripsAsText) {
   for (const std::string text : {"127.0.0.1:7420", "[::1]:80"}) {
     const auto endpoint = agg::parse_endpoint(text);
     ASSERT_TRUE(endpoint);

@@ -391,7 +391,7 @@ class XdpProgram : public XdpTest {
   std::vector<uint32_t> ports_;
 };
 
-TEST_F(XdpProgram, AnswersAsTheSlotMachineDoes) {
+TEST_F(XdpProgram, AnswersEqualSlotMachine) {
   struct Case {
     uint8_t world, code_bits, lane_bits;
     uint32_t lanes;
@@ -414,7 +414,7 @@ TEST_F(XdpProgram, AnswersAsTheSlotMachineDoes) {
 }
 
 // The upper half of a number does not travel.
-TEST_F(XdpProgram, CountsOnBeyond32Bits) {
+TEST_F(XdpProgram, CountersContinueAbove32Bits) {
   constexpr uint64_t kEra = uint64_t{1} << 32U;
   Pair pair(xdp_.get(), settings_of(2, 4, 8, 64), 6, ports_, kEra - 20);
   for (int i = 0; i < 1000 && !HasFailure(); ++i) pair.step();
@@ -423,7 +423,7 @@ TEST_F(XdpProgram, CountsOnBeyond32Bits) {
   EXPECT_GT(pair.redirected, 100U);
 }
 
-TEST_F(XdpProgram, IsShutOutUntilWhatWasHeldIsBack) {
+TEST_F(XdpProgram, ProgramIsBlockedUntilHeldSumsReturn) {
   Pair pair(xdp_.get(), settings_of(2, 4, 8, 64), 1, ports_, 2, true);
   for (uint32_t w = 0; w < 2; ++w) {
     for (uint64_t number = 2; number < 6; ++number) {
@@ -439,7 +439,7 @@ TEST_F(XdpProgram, IsShutOutUntilWhatWasHeldIsBack) {
   EXPECT_GT(pair.redirected, 100U);
 }
 
-TEST_F(XdpProgram, IsShutOutWhenAWorkerHasLeft) {
+TEST_F(XdpProgram, ProgramIsBlockedAfterWorkerLeaves) {
   Pair pair(xdp_.get(), settings_of(2, 4, 8, 64), 2, ports_);
   for (int i = 0; i < 300 && !HasFailure(); ++i) pair.step();
   const uint64_t taken = pair.redirected + pair.dropped;
@@ -454,7 +454,7 @@ TEST_F(XdpProgram, IsShutOutWhenAWorkerHasLeft) {
   EXPECT_EQ(pair.server().jobs()[0]->state(), server::JobState::failed);
 }
 
-TEST_F(XdpProgram, LeavesOtherJobsToTheProcess) {
+TEST_F(XdpProgram, OtherJobsAreLeftToProcess) {
   wire::JobSettings quorum = settings_of(3, 4, 8, 64);
   quorum.needed = 2;
   wire::JobSettings large = settings_of(2, 4, 16, 1032);
@@ -471,7 +471,7 @@ TEST_F(XdpProgram, LeavesOtherJobsToTheProcess) {
 }
 
 // Acks of both workers at the same time: whichever comes last finds the lowest of them.
-TEST_F(XdpProgram, TheFloorIsNeverLeftBehind) {
+TEST_F(XdpProgram, FloorNeverFallsBack) {
   constexpr uint64_t kRounds = kSanitized ? 1000 : 10000;  // of the program no sanitizer sees more
   constexpr uint64_t kStep = 16;
   const wire::JobSettings settings = settings_of(2, 4, 8, 64);
@@ -521,7 +521,7 @@ TEST_F(XdpProgram, TheFloorIsNeverLeftBehind) {
 }
 
 // Wherever it lags, the next ack raises it, and so does who finds the ring full.
-TEST_F(XdpProgram, AFloorThatLagsIsRaised) {
+TEST_F(XdpProgram, LaggingFloorIsRaised) {
   Pair pair(xdp_.get(), settings_of(2, 4, 8, 64), 8, ports_);
   for (uint64_t number = 0; number < 16; ++number) {
     for (uint32_t w = 0; w < 2; ++w) pair.send(worker_at(w), w, pair.contribution(w, number, 0));
@@ -550,7 +550,7 @@ TEST_F(XdpProgram, AFloorThatLagsIsRaised) {
 }
 
 // Two processors, and the process between them, on the same slots at the same time.
-TEST_F(XdpProgram, AddsOnceOnEveryProcessor) {
+TEST_F(XdpProgram, EveryProcessorAddsOnce) {
   constexpr uint32_t kWorld = 2;
   constexpr uint64_t kGranules = 4000;
   const wire::JobSettings settings = settings_of(kWorld, 4, 8, 2048);

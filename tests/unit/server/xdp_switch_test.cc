@@ -144,7 +144,7 @@ class XdpSwitch : public XdpTest {
   std::thread serving_;
 };
 
-TEST_F(XdpSwitch, SumsOfFourWorkersBehindFourPorts) {
+TEST_F(XdpSwitch, SumsOfFourWorkersOnFourPorts) {
   on_all_hosts([](uint8_t rank, auto& worker) {
     for (uint32_t i = 0; i < 5; ++i) EXPECT_TRUE(step(*worker, rank, i));
   });
@@ -152,7 +152,7 @@ TEST_F(XdpSwitch, SumsOfFourWorkersBehindFourPorts) {
   EXPECT_GT(last_.in_kernel, last_.datagrams * 9 / 10);
 }
 
-TEST_F(XdpSwitch, LossIsMadeGoodByTheKernel) {
+TEST_F(XdpSwitch, LossIsRepairedByKernel) {
   // A fiftieth, each way: if (random > 2^32 / 50) pass, else drop.
   const std::string lose =
       " protocol all bpf da bytecode '4,32 0 0 4294963256,37 0 1 85899346,"
@@ -176,7 +176,7 @@ TEST_F(XdpSwitch, LossIsMadeGoodByTheKernel) {
   EXPECT_GT(last_.in_kernel, kSanitized ? 0 : last_.datagrams * 9 / 10);
 }
 
-TEST_F(XdpSwitch, HostsThatTakeNothingRedirectedAreServedByTheProcess) {
+TEST_F(XdpSwitch, HostsWithoutRedirectAreServedByProcess) {
   hosts_[1]->enter();
   EXPECT_TRUE(take_redirected("eth0", false));
   switch_->enter();
@@ -188,7 +188,7 @@ TEST_F(XdpSwitch, HostsThatTakeNothingRedirectedAreServedByTheProcess) {
   EXPECT_LT(last_.in_kernel, last_.datagrams / 2);
 }
 
-TEST_F(XdpSwitch, AServerThatComesBackGoesOn) {
+TEST_F(XdpSwitch, RestartedServerIsUsedAgain) {
   std::atomic<int> here{0};
   std::atomic<bool> back{false};
   std::thread restart([&] {
@@ -214,7 +214,7 @@ TEST_F(XdpSwitch, AServerThatComesBackGoesOn) {
   EXPECT_GT(last_.in_kernel, 0U);
 }
 
-TEST_F(XdpSwitch, AWorkerThatIsGoneIsNamed) {
+TEST_F(XdpSwitch, LostWorkerIsNamed) {
   std::atomic<int> named{0};
   on_all_hosts([&](uint8_t rank, auto& worker) {
     EXPECT_TRUE(step(*worker, rank, 0));

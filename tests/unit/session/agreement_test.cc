@@ -35,7 +35,7 @@ TEST(Agreement, EqualRanksAgree) {
   for (const auto& session : s) EXPECT_TRUE(check_agreement(session->active(), cards(s)));
 }
 
-TEST(Agreement, OneSentenceNamesBothSpecsOnEveryRank) {
+TEST(Agreement, OneMessageNamesBothSpecsOnEveryRank) {
   std::vector<std::unique_ptr<Session>> s;
   s.push_back(rank(0));
   s.push_back(rank(1));
@@ -82,7 +82,7 @@ TEST(Agreement, EachDifferenceIsNamed) {
 }
 
 /// Decisions are made on every rank by itself.
-TEST(Agreement, AnotherControlIsNamed) {
+TEST(Agreement, DifferentControlIsNamed) {
   const auto sentence = [](const std::vector<std::string>& controls,
                            const std::vector<std::string>& of_rule) {
     std::vector<std::unique_ptr<Session>> s;
@@ -122,7 +122,7 @@ TEST(Agreement, AnotherControlIsNamed) {
             std::string::npos);
 }
 
-TEST(Agreement, AForeignCardIsRefused) {
+TEST(Agreement, ForeignCardIsRefused) {
   std::vector<std::unique_ptr<Session>> s;
   for (uint32_t r = 0; r < 3; ++r) s.push_back(rank(r));
   auto all = cards(s);
@@ -134,7 +134,7 @@ TEST(Agreement, AForeignCardIsRefused) {
 }
 
 /// What does not fit on this rank is told to all of them, so the exchange begins.
-TEST(Session, RefusesLayoutsThatDoNotFit) {
+TEST(Session, MisfittingLayoutsAreRefused) {
   Ranks group({.spec = "3lc", .parameters = kModel});
   std::vector<float> buffers[2] = {std::vector<float>(8010), std::vector<float>(8010)};
   bool has_buffer = true;
@@ -169,7 +169,7 @@ TEST(Session, RefusesLayoutsThatDoNotFit) {
   EXPECT_EQ(code(fits), Errc::dtype_unsupported);
 }
 
-TEST(Session, ExplainsItsChoice) {
+TEST(Session, ExplainGivesReasonOfChoice) {
   const auto s = rank(0, "topk");
   const std::string text = session::explain(*s);
   EXPECT_NE(text.find("\"strategy\": \"gather_all\""), std::string::npos) << text;

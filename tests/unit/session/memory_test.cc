@@ -37,7 +37,7 @@ std::unique_ptr<Session> session(const char* spec, uint32_t world, uint32_t rank
   return *std::move(made);
 }
 
-TEST(Memory, ResidualsAreOneFloatForEachCompressedElement) {
+TEST(Memory, ResidualsAreOneFloatPerCompressedElement) {
   const auto bytes = [](const char* spec) {
     const auto s = session(spec, kWorld, 1);
     EXPECT_EQ(s->stats().residual_bytes, session::memory_of(*s).residual_bytes);
@@ -61,7 +61,7 @@ TEST(Memory, ResidualsOfOwnedMeansCount) {
 
 /// PowerSGD remembers a factor of cols x rank for each matrix; the flush two numbers where there is
 /// something to flush.
-TEST(Memory, StateIsWhatElseIsRemembered) {
+TEST(Memory, StateCountsRemainingMemory) {
   const auto bytes = [](const char* spec) {
     return session::memory_of(*session(spec, kWorld, 0)).state_bytes;
   };
@@ -79,7 +79,7 @@ std::vector<std::string> reasons(const Session& s) {
   return found;
 }
 
-TEST(Reasons, SayWhatIsNotCompressedAndHowTheRestWasCut) {
+TEST(Reasons, ReasonsNameUncompressedAndCutParameters) {
   using testing::ElementsAre;
   const std::string small = "at most small_elements = 64 elements";
   const std::string nothing = "none compresses nothing";
@@ -312,7 +312,7 @@ class ExchangeMemory : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(ExchangeMemory, IsCountedToTheByte) {
+TEST_P(ExchangeMemory, BytesAreCountedExactly) {
   uint64_t objects = 0;
   for (const uint32_t world : {kWorld, 2U}) audit(world, &objects);
   EXPECT_LT(objects, 8192U) << "two objects, no buffers";

@@ -18,7 +18,7 @@ using control::Report;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-TEST(Observer, ReportsOnTheStepBefore) {
+TEST(Observer, ReportsCoverPreviousStep) {
   Observer o;
   o.begin_step(7, 100.0, 0xABCD);
   EXPECT_TRUE(o.report().report.missing());
@@ -64,7 +64,7 @@ TEST(Observer, BatchesInFlightAreCountedOnce) {
 }
 
 /// A clock that goes back by more than a batch takes leaves nothing of it.
-TEST(Observer, AnIntervalBelowZeroIsNotMeasured) {
+TEST(Observer, NegativeIntervalIsNotMeasured) {
   Observer o;
   o.begin_step(0, 100);
   o.batch({101, 102});
@@ -97,7 +97,7 @@ TEST(Observer, AnIntervalBelowZeroIsNotMeasured) {
   EXPECT_EQ(o.report().report.network, Duration::of(1));
 }
 
-TEST(Observer, WhatNobodyKnowsIsMissing) {
+TEST(Observer, UnknownFiguresAreMissing) {
   for (const Timing& t :
        {Timing{}, Timing{1, kNan}, Timing{kNan, 1}, Timing{2, 1}, Timing{1, INFINITY}}) {
     Observer o;
@@ -124,7 +124,7 @@ TEST(Observer, WhatNobodyKnowsIsMissing) {
   EXPECT_TRUE(o.report().report.residual.missing());
 }
 
-TEST(Observer, TheWaitForOthersIsNotTheNetworks) {
+TEST(Observer, WaitForOthersIsNotNetworkTime) {
   Observer o;
   o.begin_step(0, 0);
   o.carried();
@@ -155,7 +155,7 @@ TEST(Observer, TheWaitForOthersIsNotTheNetworks) {
 
 /// Nothing of ours was exchanged in between: sums that somebody else made are what there is to
 /// tell.
-TEST(Observer, StepsWithoutAReportAreToldByTheirMedians) {
+TEST(Observer, StepsWithoutReportUseMedians) {
   Observer o;
   o.begin_step(0, 0);
   const std::vector<double> seconds{0.5, 9, 0.25, 0.375, 0.125};
@@ -244,7 +244,7 @@ class Sessions {
   std::vector<std::unique_ptr<Session>> sessions_;
 };
 
-TEST(SessionReports, SplitTheWireByTheFasterRank) {
+TEST(SessionReports, WireTimeIsSplitByFasterRank) {
   for (const auto& [spec, strategy, rounds] :
        {std::tuple{"topk:ratio=0.1", test::StrategyKind::gather_all, 1},
         {"topk:ratio=0.1", test::StrategyKind::two_shot, 2},
@@ -261,7 +261,7 @@ TEST(SessionReports, SplitTheWireByTheFasterRank) {
   }
 }
 
-TEST(SessionReports, ADriverThatTellsNoTimesIsMissing) {
+TEST(SessionReports, DriverWithoutTimesIsMissing) {
   Sessions s("topk:ratio=0.1", test::StrategyKind::gather_all);
   s.step(0, {kNan, 0.25});
   s.step(1, {0.25, 0.25});
@@ -269,7 +269,7 @@ TEST(SessionReports, ADriverThatTellsNoTimesIsMissing) {
   EXPECT_EQ(s[1].stats().reports_missing, 1U);
 }
 
-TEST(SessionReports, NobodyReportsWhereItIsOff) {
+TEST(SessionReports, ReportsMayBeDisabled) {
   Sessions s("topk:ratio=0.1", test::StrategyKind::gather_all, false);
   for (uint64_t step = 0; step < 3; ++step) s.step(step, {0.25, 0.25});
   EXPECT_EQ(s[0].stats().reports_missing, 0U);
@@ -278,7 +278,7 @@ TEST(SessionReports, NobodyReportsWhereItIsOff) {
 
 // ---- norms ----
 
-TEST(NormSample, LooksAtAFixedStrideWhateverTheBuckets) {
+TEST(NormSample, SampleHasFixedStrideForAnyBuckets) {
   const std::vector<test::Parameter> model{{"a", 100, 100}, {"small", 5, 1}, {"b", 20000, 3}};
   test::Options o;
   o.world = 2;

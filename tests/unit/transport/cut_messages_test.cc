@@ -31,17 +31,17 @@ std::vector<uint64_t> calls_of(uint64_t bytes, bool ends_short) {
 
 using Lengths = std::vector<uint64_t>;
 
-TEST(CutMessages, HaveFullCallsAndARest) {
+TEST(CutMessages, MessagesHaveFullCallsAndRest) {
   EXPECT_EQ(calls_of(25, false), (Lengths{10, 10, 5}));
   EXPECT_EQ(calls_of(20, false), (Lengths{10, 10}));
 }
 
-TEST(CutMessages, EndWithACallThatIsNotFullWhereOnlyTheSenderKnowsTheLength) {
+TEST(CutMessages, MessagesOfUnknownLengthEndWithShortCall) {
   EXPECT_EQ(calls_of(25, true), (Lengths{10, 10, 5}));
   EXPECT_EQ(calls_of(20, true), (Lengths{10, 10, 0}));
 }
 
-TEST(CutMessages, HoldUpTheirTagUntilTheirLastCall) {
+TEST(CutMessages, MessagesBlockTheirTagUntilLastCall) {
   CutMessages messages;
   std::array<uint8_t, 64> memory{};
   const size_t number = messages.add(kTag, memory.data(), 25, 10, false);
@@ -59,7 +59,7 @@ TEST(CutMessages, HoldUpTheirTagUntilTheirLastCall) {
   EXPECT_FALSE(messages.next(room));
 }
 
-TEST(CutMessages, KeepTheirNumbersWhileCallsAreUnderWay) {
+TEST(CutMessages, MessagesKeepNumbersWhileCallsAreInFlight) {
   CutMessages messages;
   std::array<uint8_t, 64> memory{};
   const size_t first = messages.add(1, memory.data(), 20, 10, false);

@@ -65,7 +65,7 @@ class EngineLaw : public testing::TestWithParam<std::tuple<Kind, uint32_t>> {
   [[nodiscard]] static uint32_t world() { return std::get<1>(GetParam()); }
 };
 
-TEST_P(EngineLaw, RaggedAllToAllGetsToItsPlaces) {
+TEST_P(EngineLaw, RaggedAllToAllReachesItsBuffers) {
   Group all = group();
   on_all(world(), [&](uint32_t me) {
     Ragged send, recv, expected;
@@ -86,7 +86,7 @@ TEST_P(EngineLaw, RaggedAllToAllGetsToItsPlaces) {
   });
 }
 
-TEST_P(EngineLaw, AllGatherHasEveryRanksBytesOfAnyLength) {
+TEST_P(EngineLaw, AllGatherHasBytesOfEveryRankOfAnyLength) {
   Group all = group();
   on_all(world(), [&](uint32_t me) {
     Bytes own = letter(me, 0, 1);
@@ -108,7 +108,7 @@ TEST_P(EngineLaw, AllGatherHasEveryRanksBytesOfAnyLength) {
   });
 }
 
-TEST_P(EngineLaw, MessagesGoToThoseWhoAreListed) {
+TEST_P(EngineLaw, MessagesReachListedRanks) {
   Group all = group();
   on_all(world(), [&](uint32_t me) {
     // A ring: to the next rank only, which sends to its next; two ranks send each other.
@@ -128,7 +128,7 @@ TEST_P(EngineLaw, MessagesGoToThoseWhoAreListed) {
   });
 }
 
-TEST_P(EngineLaw, WhatIsShorterThanItsRoomArrives) {
+TEST_P(EngineLaw, ShortMessageArrivesInLongBuffer) {
   Group all = group(true);
   ASSERT_TRUE(all.engine(0).caps().short_sends);
   on_all(world(), [&](uint32_t me) {
@@ -195,7 +195,7 @@ INSTANTIATE_TEST_SUITE_P(All, EngineLaw,
                                                           Kind::messages_started),
                                           testing::Values(1U, 2U, 3U, 5U)));
 
-TEST(Loopback, MessagesThatDoNotMatchAreAnErrorOnEveryRank) {
+TEST(Loopback, MismatchedMessagesAreErrorOnEveryRank) {
   using List = std::vector<Message>;
   uint8_t byte = 0, room[2] = {};
   const std::array<std::array<List, 2>, 5> wrong{{
@@ -253,7 +253,7 @@ class Gated : public Engine {
   int fail_at_;
 };
 
-TEST(Tickets, AForkedChildEndsWithoutTheEnginesThread) {
+TEST(Tickets, ForkedChildEndsWithoutEngineThread) {
   auto engine = std::make_unique<Gated>();
   const Ticket ticket = *engine->begin(1);
   engine->gate.release();
@@ -265,7 +265,7 @@ TEST(Tickets, AForkedChildEndsWithoutTheEnginesThread) {
   EXPECT_TRUE(engine->wait(next, in(kLong)));
 }
 
-TEST(Tickets, BatchesRunInTheOrderOfTheirStartsHoweverTheyAreWaitedFor) {
+TEST(Tickets, BatchesRunInOrderOfStartForAnyOrderOfWaits) {
   Gated engine;
   std::array<Ticket, 3> tickets;
   for (uint32_t i = 0; i < 3; ++i) tickets[i] = *engine.begin(10 + i);
@@ -275,7 +275,7 @@ TEST(Tickets, BatchesRunInTheOrderOfTheirStartsHoweverTheyAreWaitedFor) {
   EXPECT_EQ(engine.order, (std::vector<uint32_t>{10, 11, 12}));
 }
 
-TEST(Tickets, EachIsWaitedForOnce) {
+TEST(Tickets, EachTicketIsAwaitedOnce) {
   Gated engine;
   engine.gate.release(2);
   const Ticket first = *engine.begin(0), second = *engine.begin(1);
@@ -290,7 +290,7 @@ TEST(Tickets, EachIsWaitedForOnce) {
   EXPECT_EQ(Gated().wait({1}, in(kLong)).error().code, Errc::exchange_order);
 }
 
-TEST(Tickets, AreBoundedAndComeBack) {
+TEST(Tickets, TicketsAreBoundedAndReused) {
   Gated engine;
   engine.gate.release(50);
   for (uint32_t turn = 0; turn < 2; ++turn) {
@@ -305,7 +305,7 @@ TEST(Tickets, AreBoundedAndComeBack) {
 }
 
 /// A driver with eight exchanges in flight waits for the last one's batch behind many later ones.
-TEST(Tickets, OneIsWaitedForBehindAnyNumberOfOthers) {
+TEST(Tickets, TicketIsAwaitedAfterAnyNumberOfOthers) {
   Gated engine;
   engine.gate.release(1000);
   const Ticket first = *engine.begin(0);
@@ -318,7 +318,7 @@ TEST(Tickets, OneIsWaitedForBehindAnyNumberOfOthers) {
   EXPECT_TRUE(engine.wait(first, in(kLong)));
 }
 
-TEST(Tickets, ADeadlineEndsTheWaitAndNotTheBatch) {
+TEST(Tickets, DeadlineEndsWaitAndNotBatch) {
   Gated engine;
   const Ticket ticket = *engine.begin(0);
   const auto late = engine.wait(ticket, in(kSoon));
@@ -329,7 +329,7 @@ TEST(Tickets, ADeadlineEndsTheWaitAndNotTheBatch) {
   EXPECT_TRUE(engine.wait(ticket, in(kLong)));
 }
 
-TEST(Tickets, WhatIsBehindAFailureFailsAlikeWithoutBeingRun) {
+TEST(Tickets, BatchesAfterFailureFailWithoutRunning) {
   Gated engine(2);
   engine.gate.release(4);
   std::array<Ticket, 4> tickets;
@@ -343,7 +343,7 @@ TEST(Tickets, WhatIsBehindAFailureFailsAlikeWithoutBeingRun) {
   EXPECT_EQ(engine.runs, 2);
 }
 
-TEST(Tickets, AnEngineThatThrowsHasFailed) {
+TEST(Tickets, ThrowingEngineCountsAsFailed) {
   Gated engine;
   engine.throws = true;
   engine.gate.release();
@@ -352,7 +352,7 @@ TEST(Tickets, AnEngineThatThrowsHasFailed) {
   EXPECT_EQ(failed.error().code, Errc::engine_failed);
 }
 
-TEST(Tickets, AnEngineThatEndsFailsWhatItHasNotExecuted) {
+TEST(Tickets, EndingEngineFailsPendingBatches) {
   struct Ending final : Gated {
     void end() { gate.release(), stop(); }
   } engine;
@@ -365,7 +365,7 @@ TEST(Tickets, AnEngineThatEndsFailsWhatItHasNotExecuted) {
   EXPECT_EQ(engine.wait(first, in(kLong)).ok(), engine.runs == 1);
 }
 
-TEST(Tickets, WhatABatchMayStillUseLivesAsLongAsTheEngine) {
+TEST(Tickets, MemoryOfBatchLivesAsLongAsEngine) {
   std::weak_ptr<void> seen;
   {
     Gated engine;
@@ -377,7 +377,7 @@ TEST(Tickets, WhatABatchMayStillUseLivesAsLongAsTheEngine) {
   EXPECT_TRUE(seen.expired());
 }
 
-TEST(Tickets, ABatchIsBounded) {
+TEST(Tickets, BatchIsBounded) {
   Gated engine;
   const std::vector<Step> steps(kMaxBatch + 1);
   const auto refused = engine.start(steps);

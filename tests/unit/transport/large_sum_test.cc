@@ -6,7 +6,7 @@
 namespace laconic::detail {
 namespace {
 
-TEST(LargeSum, TermsUnderWayTakeAtMostTwelveMebibytesForUpToSixtyFourRanks) {
+TEST(LargeSum, TermsInFlightTakeAtMost12MiBForUpTo64Ranks) {
   for (uint32_t world = 2; world <= 64; ++world) {
     for (const bool one_host : {false, true}) {
       const LargeSum::Pace pace = LargeSum::pace(world, one_host);

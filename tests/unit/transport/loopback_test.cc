@@ -39,7 +39,7 @@ TEST(Loopback, SumsOfHalvesRoundAfterEachAddition) {
   EXPECT_EQ(bf16_to_float(x[0]), 256.0F);  // 256 + 1 rounds to even, twice
 }
 
-TEST(Loopback, RaggedAllToAllAndItsBytes) {
+TEST(Loopback, RaggedAllToAllCountsItsBytes) {
   LoopbackHub hub(2);
   std::array<std::vector<uint8_t>, 2> send{{{1, 2, 3}, {4, 5, 6, 7}}};
   std::array<std::vector<uint8_t>, 2> recv{{std::vector<uint8_t>(3), std::vector<uint8_t>(4)}};
@@ -61,7 +61,7 @@ TEST(Loopback, RaggedAllToAllAndItsBytes) {
   EXPECT_EQ(hub.sent_bytes(0), 2U);
 }
 
-TEST(Loopback, DifferentCollectivesAreAnErrorOnEveryRank) {
+TEST(Loopback, DifferentCollectivesAreErrorOnEveryRank) {
   LoopbackHub hub(2);
   std::atomic<int> errors{0};
   on_all(2, [&](uint32_t r) {
@@ -74,7 +74,7 @@ TEST(Loopback, DifferentCollectivesAreAnErrorOnEveryRank) {
   EXPECT_EQ(errors, 2);
 }
 
-TEST(Loopback, ALostPeerFailsEverybody) {
+TEST(Loopback, LostPeerFailsAllRanks) {
   LoopbackHub hub(2);
   hub.break_off(1);
   float x = 1;
@@ -86,7 +86,7 @@ TEST(Loopback, ALostPeerFailsEverybody) {
   EXPECT_EQ(result.error().message, "loopback: rank 1 is gone");
 }
 
-TEST(Loopback, AGroupMayEndWhileARankStillWaits) {
+TEST(Loopback, GroupMayEndWhileRankWaits) {
   float x = 1;
   auto* at = reinterpret_cast<uint8_t*>(&x);
   const Step step{.dtype = DType::f32, .count = 1, .send = at, .recv = at};

@@ -75,7 +75,7 @@ Buffer with(Buffer bytes, std::size_t at, T value, std::size_t valid) {
   return bytes;
 }
 
-TEST(Bundle, round_trips) {
+TEST(Bundle, RoundTrips) {
   Example e;
   EXPECT_FALSE(e.size.overflow);
   EXPECT_EQ(e.size.bytes, 76 + 5 * 4 + 4 + 8 + 8 + 8 + 4U);
@@ -105,7 +105,7 @@ TEST(Bundle, round_trips) {
 }
 
 /// Whatever a peer says about its step, its gradients are worth as much.
-TEST(Bundle, any_report_is_taken_as_it_is) {
+TEST(Bundle, AnyReportIsAccepted) {
   const Example e;
   const auto view = parse_bundle(e.out, e.expect());
   ASSERT_TRUE(view) << view.error().message;
@@ -128,7 +128,7 @@ TEST(Bundle, any_report_is_taken_as_it_is) {
   EXPECT_EQ(cut->report.step, 76U);
 }
 
-TEST(Bundle, nothing_at_all_is_a_header) {
+TEST(Bundle, HeaderMayBeEmpty) {
   BundleId id;
   Buffer out(kBundleHeaderBytes);
   BundleWriter writer(out, {});
@@ -136,7 +136,7 @@ TEST(Bundle, nothing_at_all_is_a_header) {
   EXPECT_EQ(code_of(out, {id, {}, {}}), Errc::ok);
 }
 
-TEST(Bundle, overflow_is_a_value_and_can_be_completed) {
+TEST(Bundle, OverflowIsValueAndCanBeCompleted) {
   Example e;
   const uint64_t needed = e.size.needed;
   Example small(needed - 1);
@@ -162,7 +162,7 @@ TEST(Bundle, overflow_is_a_value_and_can_be_completed) {
   EXPECT_EQ(small.used(), e.used());
 }
 
-TEST(Bundle, every_truncation_is_an_error) {
+TEST(Bundle, EveryTruncationIsAnError) {
   const Example e;
   const Buffer used = e.used();
   for (std::size_t length = 0; length < used.size(); ++length) {
@@ -173,7 +173,7 @@ TEST(Bundle, every_truncation_is_an_error) {
   }
 }
 
-TEST(Bundle, every_bit_flip_is_an_error) {
+TEST(Bundle, EveryBitFlipIsAnError) {
   const Example e;
   const Buffer used = e.used();
   for (bool with_slack : {false, true}) {
@@ -186,7 +186,7 @@ TEST(Bundle, every_bit_flip_is_an_error) {
   }
 }
 
-TEST(Bundle, bit_flips_of_overflow_and_failure_headers) {
+TEST(Bundle, FlippedBitsInOverflowAndFailureHeadersAreErrors) {
   const Example e(100);
   Buffer failure(kMinCapacity, 0xEE);
   const uint64_t length = write_failure_bundle(e.id, {Errc::non_finite, 2, 1, 0, "NaN"}, failure);
@@ -202,7 +202,7 @@ TEST(Bundle, bit_flips_of_overflow_and_failure_headers) {
   }
 }
 
-TEST(Bundle, what_ranks_disagree_about_is_named) {
+TEST(Bundle, DisagreementsOfRanksAreNamed) {
   const Example e;
   const auto changed = [&](auto change) {
     BundleExpect expect = e.expect();
@@ -230,7 +230,7 @@ TEST(Bundle, what_ranks_disagree_about_is_named) {
   EXPECT_EQ(changed([&](BundleExpect& x) { x.slot_bounds = tight; }), Errc::bound_exceeded);
 }
 
-TEST(Bundle, bodies_are_checked_behind_the_checksum) {
+TEST(Bundle, BodiesAreCheckedUnderValidChecksum) {
   const Example e;
   const Buffer b = e.used();
   const std::size_t n = b.size();
@@ -259,7 +259,7 @@ TEST(Bundle, bodies_are_checked_behind_the_checksum) {
 
 /// What an owner says it saw becomes a capacity of ours: an honest rank once was told to send 1 GiB
 /// from a buffer of 60 kB.
-TEST(Bundle, a_seen_length_is_bounded) {
+TEST(Bundle, SeenLengthIsBounded) {
   Example e;
   EXPECT_EQ(code_of(e.used(), e.expect()), Errc::ok);
   BundleExpect expect = e.expect();
@@ -271,7 +271,7 @@ TEST(Bundle, a_seen_length_is_bounded) {
   EXPECT_EQ(code_of(e.used(), e.expect()), Errc::bound_exceeded);
 }
 
-TEST(Bundle, only_an_owners_mean_can_be_incomplete) {
+TEST(Bundle, OnlyMeansOfOwnersCanBeIncomplete) {
   Example e;
   BundleWriter writer = e.write();
   writer.mark_incomplete();
@@ -288,7 +288,7 @@ TEST(Bundle, only_an_owners_mean_can_be_incomplete) {
             Errc::frame_field);
 }
 
-TEST(Bundle, bits_behind_the_end_do_not_matter) {
+TEST(Bundle, BitsAfterEndDoNotMatter) {
   Example e;
   std::fill(e.out.begin() + static_cast<std::ptrdiff_t>(e.size.bytes), e.out.end(), uint8_t{0});
   EXPECT_EQ(code_of(e.out, e.expect()), Errc::ok);
@@ -310,7 +310,7 @@ BundleFailure failure_back(const BundleFailure& sent, Buffer* out) {
   return view->failure;
 }
 
-TEST(Failure, arrives_in_the_same_words) {
+TEST(Failure, FailureArrivesWithSameMessage) {
   Buffer out;
   const BundleFailure back =
       failure_back({Errc::out_of_memory, 2, 5, 17, "no memory for 4 GiB · völlig"}, &out);
@@ -325,7 +325,7 @@ TEST(Failure, arrives_in_the_same_words) {
   EXPECT_EQ(to_error(nowhere).message, "rank 2 failed in bucket 5 (internal): ");
 }
 
-TEST(Failure, text_is_cut_at_a_character_and_made_printable) {
+TEST(Failure, TextIsCutAtACharacterAndMadePrintable) {
   Buffer out;
   std::string text(511, 'x');
   EXPECT_EQ(failure_back({Errc::internal, 0, 0, 0, text + "yz"}, &out).text, text + "y");
@@ -333,7 +333,7 @@ TEST(Failure, text_is_cut_at_a_character_and_made_printable) {
   EXPECT_EQ(failure_back({Errc::internal, 0, 0, 0, "a\xFF\x1B[2J\nb"}, &out).text, "a??[2J?b");
 }
 
-TEST(Failure, bodies_are_checked) {
+TEST(Failure, BodiesAreChecked) {
   const Example e;
   Buffer out(kMinCapacity);
   const uint64_t n = write_failure_bundle(e.id, {Errc::internal, 2, 0, 0, "text"}, out);
@@ -358,7 +358,7 @@ bool is_utf8(std::string_view text) {
   return wire::is_utf8({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
 }
 
-TEST(Utf8, table_3_7_of_unicode) {
+TEST(Utf8, DecoderFollowsUnicodeTable3Dash7) {
   for (std::string_view good :
        {"", "a", "ü", "€", "𝄞", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF", "\xC2\xA0"}) {
     EXPECT_TRUE(is_utf8(good)) << good;

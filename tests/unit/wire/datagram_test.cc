@@ -43,7 +43,7 @@ std::vector<uint8_t> written(const Header& h, const std::vector<uint8_t>& payloa
   return bytes;
 }
 
-TEST(Datagram, HeadersComeBack) {
+TEST(Datagram, HeadersRoundTrip) {
   const std::vector<uint8_t> payload{1, 2, 3};
   UpHeader up;
   const auto u = written(kUp, payload, 3);
@@ -57,7 +57,7 @@ TEST(Datagram, HeadersComeBack) {
   EXPECT_TRUE(tag_is_right(d, kDownHeaderBytes, kKey, 3));
 }
 
-TEST(Datagram, TheTagCoversEveryBitOfTheHeader) {
+TEST(Datagram, TagCoversEveryBitOfHeader) {
   const auto sound = written(kUp, {1, 2, 3}, 0);
   for (std::size_t bit = 0; bit < 8 * kUpHeaderBytes; ++bit) {
     auto bytes = sound;
@@ -69,7 +69,7 @@ TEST(Datagram, TheTagCoversEveryBitOfTheHeader) {
   }
 }
 
-TEST(Datagram, TheTagCoversWhatDoesNotTravel) {
+TEST(Datagram, TagCoversUnsentFields) {
   const auto sound = written(kUp, {1, 2, 3}, 5);
   EXPECT_FALSE(tag_is_right(sound, kUpHeaderBytes, kKey, 4));
   auto longer = sound;
@@ -87,7 +87,7 @@ TEST(Datagram, OnlyAFullTagCoversThePayload) {
   }
 }
 
-TEST(Datagram, PaddingIsTaggedAsIfItWereThere) {
+TEST(Datagram, PaddingIsTaggedAsIfSent) {
   for (const uint8_t full : {uint8_t{0}, uint8_t{kFull}}) {
     for (const std::size_t size : {1U, 7U, 8U, 13U, 16U}) {
       for (const std::size_t padding : {0U, 1U, 3U, 8U, 17U}) {
@@ -103,7 +103,7 @@ TEST(Datagram, PaddingIsTaggedAsIfItWereThere) {
   }
 }
 
-TEST(Datagram, EveryLengthIsJudged) {
+TEST(Datagram, EveryLengthIsChecked) {
   const auto up = written(kUp, std::vector<uint8_t>(40), 0);
   const auto down = written(kDown, std::vector<uint8_t>(40), 0);
   for (std::size_t size = 0; size < up.size(); ++size) {
@@ -116,7 +116,7 @@ TEST(Datagram, EveryLengthIsJudged) {
   }
 }
 
-TEST(Datagram, ABitmapAndItsCountsAgree) {
+TEST(Datagram, BitmapAndItsCountsAgree) {
   for (const uint64_t bitmap : {uint64_t{1}, uint64_t{6}, ~uint64_t{0}}) {
     DownHeader h = kDown;
     h.bitmap = bitmap;
@@ -129,7 +129,7 @@ TEST(Datagram, ABitmapAndItsCountsAgree) {
   }
 }
 
-TEST(Datagram, NumbersAreTheNearestOnes) {
+TEST(Datagram, NumbersDecodeToNearest) {
   constexpr uint64_t kEra = uint64_t{1} << 32;
   EXPECT_EQ(nearest_number(5, 0), 5U);
   EXPECT_EQ(nearest_number(0xFFFFFFFFU, 0), 0xFFFFFFFFU);  // nothing is below zero
@@ -159,7 +159,7 @@ TEST(Datagram, RandomBytesAreReadWithinTheirLength) {
   }
 }
 
-TEST(Enrolment, MessagesComeBack) {
+TEST(Enrolment, MessagesRoundTrip) {
   const Token token = golden::golden_token();
   const SipKey key = derive_key(token, KeyUse::challenge, {});
   std::array<uint8_t, kMaxEnrolmentBytes> out{};
@@ -187,7 +187,7 @@ TEST(Enrolment, MessagesComeBack) {
   EXPECT_TRUE(std::equal(back.held.begin(), back.held.end(), held.begin(), held.end()));
 }
 
-TEST(Enrolment, AWelcomeNamesAGroupOfMulticastOrNone) {
+TEST(Enrolment, WelcomeNamesMulticastGroupOrNone) {
   std::array<uint8_t, kHelloBytes> out{};
   for (const Group& group : {Group{}, golden::kGoldenGroup, golden::kGoldenGroup6}) {
     const Welcome welcome{golden::kGoldenApplicant, 3, true, 77, group};
@@ -205,14 +205,14 @@ TEST(Enrolment, AWelcomeNamesAGroupOfMulticastOrNone) {
   }
 }
 
-TEST(Enrolment, AnAnswerIsNoLongerThanItsQuestion) {
+TEST(Enrolment, AnswerIsNoLongerThanItsRequest) {
   std::array<uint8_t, kMaxEnrolmentBytes> out{};
   const SipKey key{};
   EXPECT_LE(write_challenge({}, key, out.data()), write_hello({}, nullptr, out.data()));
   EXPECT_LE(write_refusal({}, key, out.data()), write_hello({}, nullptr, out.data()));
 }
 
-TEST(Enrolment, SettingsThatNoJobCanHave) {
+TEST(Enrolment, ImpossibleSettingsAreRefused) {
   const JobSettings sound = golden::golden_settings();
   EXPECT_EQ(judge_settings(sound), Reason::none);
   const auto with = [&](auto change) {
@@ -242,7 +242,7 @@ TEST(Enrolment, SettingsThatNoJobCanHave) {
   EXPECT_EQ(with([](auto& s) { s.table[3] = 65535, s.lane_bits = 16; }), Reason::lane_overflow);
 }
 
-TEST(Enrolment, WhatDiffersFirstIsNamed) {
+TEST(Enrolment, FirstDifferenceIsNamed) {
   const JobSettings a = golden::golden_settings();
   const auto with = [&](auto change) {
     JobSettings s = a;

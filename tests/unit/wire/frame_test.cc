@@ -64,7 +64,7 @@ Errc code_of(const Buffer& bytes) {
   return view.error().code;
 }
 
-TEST(Frame, round_trips_every_field) {
+TEST(Frame, RoundTripsEveryField) {
   const FrameInfo info = example();
   const Buffer payload = payload_of(19);
   const Buffer frame = frame_of(info, payload);
@@ -91,7 +91,7 @@ TEST(Frame, round_trips_every_field) {
   EXPECT_EQ(view->payload.data(), frame.data() + frame_header_bytes(info.spec.size()));
 }
 
-TEST(Frame, every_spec_length_round_trips) {
+TEST(Frame, EverySpecLengthRoundTrips) {
   for (std::size_t length = 1; length <= kFrameMaxSpec; ++length) {
     FrameInfo info = example();
     const std::string spec(length, 'x');
@@ -104,7 +104,7 @@ TEST(Frame, every_spec_length_round_trips) {
   }
 }
 
-TEST(Frame, empty_tensor_and_flagged_frames) {
+TEST(Frame, EmptyTensorAndFlaggedFramesRoundTrip) {
   FrameInfo info = example();
   info.count = info.rows = 0;
   EXPECT_EQ(code_of(frame_of(info, {})), Errc::ok);
@@ -118,7 +118,7 @@ TEST(Frame, empty_tensor_and_flagged_frames) {
   EXPECT_TRUE(view->info.flags.non_finite);
 }
 
-TEST(Frame, encodes_in_place) {
+TEST(Frame, FrameEncodesInPlace) {
   const FrameInfo info = example();
   const Buffer payload = payload_of(30);
   Buffer out(200, 0xEE);
@@ -133,7 +133,7 @@ TEST(Frame, encodes_in_place) {
   EXPECT_EQ(out, frame_of(info, payload));
 }
 
-TEST(Frame, writer_refuses_what_a_reader_would) {
+TEST(Frame, WriterRefusesWhatAReaderWould) {
   const std::vector<std::function<void(FrameInfo&)>> mistakes = {
       [](FrameInfo& i) { i.codec = 0; },
       [](FrameInfo& i) { i.payload_version = 0; },
@@ -170,7 +170,7 @@ TEST(Frame, writer_refuses_what_a_reader_would) {
   EXPECT_EQ(write_frame(info, payload_of(1), out).error().code, Errc::invalid_argument);
 }
 
-TEST(Frame, writer_needs_room) {
+TEST(Frame, WriterRefusesSmallBuffer) {
   const FrameInfo info = example();
   const uint64_t total = frame_header_bytes(info.spec.size()) + 10;
   for (uint64_t room = 0; room < total; ++room) {
@@ -181,7 +181,7 @@ TEST(Frame, writer_needs_room) {
   }
 }
 
-TEST(Frame, every_truncation_is_an_error) {
+TEST(Frame, EveryTruncationIsAnError) {
   const Buffer frame = frame_of(example(), payload_of(40));
   for (std::size_t length = 0; length < frame.size(); ++length) {
     EXPECT_EQ(code_of(Buffer(frame.begin(), frame.begin() + static_cast<std::ptrdiff_t>(length))),
@@ -190,7 +190,7 @@ TEST(Frame, every_truncation_is_an_error) {
   }
 }
 
-TEST(Frame, every_extension_is_an_error) {
+TEST(Frame, EveryExtensionIsAnError) {
   Buffer frame = frame_of(example(), payload_of(40));
   for (int extra = 0; extra < 20; ++extra) {
     frame.push_back(0);
@@ -198,7 +198,7 @@ TEST(Frame, every_extension_is_an_error) {
   }
 }
 
-TEST(Frame, every_bit_flip_is_an_error) {
+TEST(Frame, EveryBitFlipIsAnError) {
   for (std::size_t payload : {std::size_t{0}, std::size_t{1}, std::size_t{300}}) {
     const Buffer frame = frame_of(example(), payload_of(payload));
     for (std::size_t bit = 0; bit < 8 * frame.size(); ++bit) {
@@ -218,7 +218,7 @@ TEST(Frame, every_bit_flip_is_an_error) {
 }
 
 // A right checksum over wrong fields: every rule of FRAME.md on its own.
-TEST(Frame, fields_are_checked_behind_the_checksum) {
+TEST(Frame, FieldsAreCheckedUnderValidChecksum) {
   const Buffer f = frame_of(example(), payload_of(40));
   EXPECT_EQ(code_of(with<uint8_t>(f, 5, 1)), Errc::frame_field);  // zero, with a payload
   EXPECT_EQ(code_of(with<uint8_t>(f, 5, 3)), Errc::frame_field);  // both flags
@@ -247,7 +247,7 @@ TEST(Frame, fields_are_checked_behind_the_checksum) {
   EXPECT_EQ(code_of(with<uint64_t>(f, 72, UINT64_MAX - 12)), Errc::ok);
 }
 
-TEST(Frame, errors_name_the_field) {
+TEST(Frame, ErrorsNameTheField) {
   const Buffer f = frame_of(example(), payload_of(4));
   EXPECT_EQ(parse_frame(with<uint32_t>(f, 88, 9)).error().message,
             "frame: rank: expected at most 7, found 9");

@@ -35,14 +35,14 @@ std::vector<laconic_sip_u8> counting(std::size_t size) {
   return bytes;
 }
 
-TEST(SipHash, VectorsOfItsAuthors) {
+TEST(SipHash, HashMatchesPublishedVectors) {
   for (std::size_t i = 0; i < kAnswers.size(); ++i) {
     const auto message = counting(i);
     EXPECT_EQ(laconic_siphash(&kKey, message.data(), i), kAnswers[i]) << i;
   }
 }
 
-TEST(SipHash, AHeaderIsTheSameMessageInOnePiece) {
+TEST(SipHash, HeaderHashEqualsHashOfOnePiece) {
   for (const int words : {3, 4}) {
     auto message = counting(8 * static_cast<std::size_t>(words) + 8);
     const laconic_sip_u64 era = laconic_sip_load(message.data() + 8 * words);
@@ -51,7 +51,7 @@ TEST(SipHash, AHeaderIsTheSameMessageInOnePiece) {
   }
 }
 
-TEST(SipHash, APayloadFollowsTheHeader) {
+TEST(SipHash, PayloadFollowsTheHeader) {
   const auto message = counting(61);
   laconic_sip s = laconic_sip_begin(&kKey);
   laconic_sip_words(&s, message.data(), 4);
