@@ -46,10 +46,10 @@ section_python() {
 
 # Training, resuming and starting; what waits for a clock, and what no user of PyTorch touches, runs in other sections.
 of_nonumpy=(python/tests/test_without_numpy.py python/tests/test_doctor.py::test_two_processes_exchange
-            python/tests/test_resume.py::test_{resume_is_bit_identical_at_three_ranks,the_saved_state_is_plain_data}
+            python/tests/test_resume.py::test_{resume_is_bit_identical_at_three_ranks,saved_state_is_plain_data}
             python/tests/test_warmup.py
-            python/tests/test_ddp.py::test_{replicas_are_bit_identical,modes,none_equals_plain_ddp,stats_and_explain}
-            python/tests/test_run.py::test_{the_script_finds_what_it_expects,subclasses_and_several_models})
+            python/tests/test_ddp.py::test_{replicas_are_bit_identical,all_modes_train,none_equals_plain_ddp,stats_and_explain_are_complete}
+            python/tests/test_run.py::test_{script_finds_what_it_expects,subclasses_and_several_models_attach})
 about_nonumpy="the Python package with what laconic[torch] brings, which is torch without NumPy"
 section_nonumpy() {
   local venv=build/venv-nonumpy

@@ -47,7 +47,7 @@ if os.environ["RANK"] == "0":
 """
 
 
-def test_its_names_and_environment(lab, monkeypatch, tmp_path):
+def test_extra_process_has_names_and_environment(lab, monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "7")  # from the environment of the lab
     say = ("echo $LACONIC_LAB_BESIDE $LACONIC_LAB_ADDRESS $(hostname) ${RANK-none} ${WORLD_SIZE-none}; "
            "echo $LACONIC_LAB_RANKS; echo $LACONIC_LAB_RANK_0 $LACONIC_LAB_RANK_3 ${LACONIC_LAB_RANK_4-none}; "
@@ -66,7 +66,7 @@ def test_its_names_and_environment(lab, monkeypatch, tmp_path):
     assert report["hosts"] == 2 and len(report["per_host"]) == 2
 
 
-def test_what_it_sends_arrives_at_the_ranks_port_and_is_counted(lab):
+def test_extra_traffic_reaches_port_of_rank_and_is_counted(lab):
     lines, report, done = lab.python(TAKES, "--timeout", "100s", "--rate", "20mbit", "--beside", "2", python(FLOOD))
     assert done.returncode == 0, done.stderr
     assert lines[0][0] == "['10.77.0.201', '10.77.0.202']"
@@ -80,7 +80,7 @@ def test_what_it_sends_arrives_at_the_ranks_port_and_is_counted(lab):
     assert "error" not in report
 
 
-def test_the_table_and_the_control_socket_have_its_bytes(lab, tmp_path):
+def test_table_and_control_socket_have_extra_bytes(lab, tmp_path):
     send = " ".join(lab.command) + " --send counters"
     done = lab.run("--beside", "1", "ping -c 1 $LACONIC_LAB_RANK_1; touch " + str(tmp_path / "pinged"), "--logs",
                    str(tmp_path / "logs"), "--hosts", "2", "--", "sh", "-c",
@@ -93,7 +93,7 @@ def test_the_table_and_the_control_socket_have_its_bytes(lab, tmp_path):
     assert "1 received" in (tmp_path / "logs" / "beside0.out").read_text()
 
 
-def test_it_ends_when_the_ranks_do_also_if_it_ignores_term(lab, tmp_path):
+def test_extra_process_ends_with_ranks_even_if_it_ignores_term(lab, tmp_path):
     line = f"trap '' TERM; {stubborn(tmp_path / 'up')}"
     done, report = lab.json("--beside", "1", line, *wait_for(tmp_path / "up"))
     assert done.returncode == 0 and report["beside"][0]["signal"] == "SIGKILL"
@@ -101,14 +101,14 @@ def test_it_ends_when_the_ranks_do_also_if_it_ignores_term(lab, tmp_path):
     assert eventually(lambda: not processes_with(MARKER))
 
 
-def test_what_it_left_in_the_background_ends_too(lab, tmp_path):
+def test_background_children_of_extra_process_end_too(lab, tmp_path):
     line = f"setsid {stubborn(tmp_path / 'up')} > /dev/null 2>&1 &"
     done, report = lab.json("--beside", "1", line, *wait_for(tmp_path / "up"))
     assert done.returncode == 0 and report["beside"][0]["exit"] == 0
     assert eventually(lambda: not processes_with(MARKER))
 
 
-def test_it_gets_term_first_and_may_say_goodbye(lab, tmp_path):
+def test_extra_process_gets_term_first(lab, tmp_path):
     code = (f"import signal, sys, time; signal.signal(15, lambda *_: [print('bye'), sys.exit(4)]); "
             f"open({str(tmp_path / 'up')!r}, 'w'); time.sleep(600)")
     done, report = lab.json("--beside", "1", python(code) + "; true", *wait_for(tmp_path / "up"))
@@ -116,7 +116,7 @@ def test_it_gets_term_first_and_may_say_goodbye(lab, tmp_path):
     assert "failed" not in done.stderr and "error" not in report
 
 
-def test_its_failure_is_told_in_a_line_and_the_ranks_go_on(lab, tmp_path):
+def test_extra_process_failure_is_one_line_and_ranks_continue(lab, tmp_path):
     process = lab.start("--json", "--beside", "1", "exit 3", "--", "sh", "-c", until(tmp_path / "told") + "; echo done")
     assert process.stdout.readline() == "laconic lab: the COMMAND on beside0 failed (exit 3); the ranks go on\n"
     (tmp_path / "told").touch()
@@ -129,7 +129,7 @@ def test_its_failure_is_told_in_a_line_and_the_ranks_go_on(lab, tmp_path):
 
 
 @pytest.mark.parametrize("line, status", [("no-such-program-here", 127), ("/etc/hosts", 126)])
-def test_one_that_cannot_be_started_fails_the_run(lab, line, status):
+def test_extra_process_that_cannot_start_fails_run(lab, line, status):
     done, report = lab.json("--beside", "1", line, "--", "sleep", "600")
     assert done.returncode == 1
     assert report["error"]["message"] == f"the COMMAND on beside0 could not be started (exit {status})"
@@ -138,14 +138,14 @@ def test_one_that_cannot_be_started_fails_the_run(lab, line, status):
     assert kept.returncode == 1 and [rank["exit"] for rank in report["per_rank"]] == [0, 0]
 
 
-def test_it_starts_with_the_ranks_and_not_before(lab, tmp_path):
+def test_extra_process_starts_with_ranks(lab, tmp_path):
     mark = tmp_path / "mark"
     done, report = lab.json("--switch", "exit 1", "--beside", "1", f"touch {mark}", "--", "true")
     assert done.returncode == 1 and "in the switch ended" in report["error"]["message"]
     assert not mark.exists() and report["beside"][0]["exit"] is None
 
 
-def test_it_is_no_host_of_a_launcher_and_can_be_entered(lab, tmp_path):
+def test_extra_host_is_hidden_from_launcher_and_can_be_entered(lab, tmp_path):
     on = " ".join(lab.command) + " --on"
     script = f"cat $HYDRA_HOST_FILE; {on} beside0 hostname; {on} 10.77.0.201 'echo $LACONIC_LAB'; {on} beside1 true"
     line = f"echo ${{HYDRA_HOST_FILE-none}} $LACONIC_LAB_RANK_1; touch {tmp_path}/up"
@@ -155,7 +155,7 @@ def test_it_is_no_host_of_a_launcher_and_can_be_entered(lab, tmp_path):
     assert lines[:5] == ["host0:1", "host1:1", "beside0", "kernel", "laconic lab: there is no host 'beside1'"]
 
 
-def test_a_plain_user_has_it_too(lab, plain_user):
+def test_plain_user_may_add_process(lab, plain_user):
     with tempfile.TemporaryDirectory() as folder:  # pytest's own is not the user's
         os.chmod(folder, 0o777)
         code = f"ping -c 1 -W 100 host0 > /dev/null && echo $(id -u) $(hostname); touch {folder}/done"
@@ -170,6 +170,6 @@ def test_a_plain_user_has_it_too(lab, plain_user):
     (["--beside", "0", "true", "--", "true"], "--beside 0 is no number from 1 to 50"),
     (["--beside", "1", " ", "--", "true"], "--beside lacks a COMMAND"),
 ])
-def test_usage(any_lab, words, message):
+def test_usage_errors_of_beside(any_lab, words, message):
     done, report = any_lab.json(*words)
     assert done.returncode == 2 and message in report["error"]["message"]

@@ -62,7 +62,7 @@ def running(request):
     assert (interfaces(), mounts()) == before
 
 
-def test_kill_9_of_the_lab(running):
+def test_killed_lab_leaves_nothing(running):
     running.kill()
     running.wait()
     assert eventually(lambda: not processes_with(MARKER))
@@ -133,7 +133,7 @@ def kill_at_once(pids):
     "victims",
     ["outer", "guard", "inner", "outer guard", "outer inner", "guard inner"],
 )
-def test_kill_9_inside_an_emulation(emulation, victims):
+def test_killed_emulation_leaves_nothing(emulation, victims):
     outer, processes, folder = emulation
     kill_at_once([processes[name] for name in victims.split()])
     outer.wait()
@@ -145,14 +145,14 @@ def test_kill_9_inside_an_emulation(emulation, victims):
         assert error["name"] == "engine_failed" and "ended by SIGKILL" in error["message"]
 
 
-def test_kill_9_of_a_whole_emulation_ends_the_commands(emulation):
+def test_killed_emulation_ends_its_commands(emulation):
     _, processes, _ = emulation
     commands = children_of(processes["inner"])
     kill_at_once(processes.values())
     assert eventually(lambda: not set(commands) & set(processes_with(MARKER)))
 
 
-def test_an_emulation_spares_what_its_shell_had_started(any_lab):
+def test_emulation_spares_earlier_children_of_its_shell(any_lab):
     script = f'sleep 600 >/dev/null 2>&1 & echo $! && exec "$@"  # {MARKER}'
     done = any_lab.run("--emulate", "--hosts", "1", "--", "true", prefix=["sh", "-c", script, "sh"])
     sleeper = int(done.stdout.split()[0])
@@ -163,7 +163,7 @@ def test_an_emulation_spares_what_its_shell_had_started(any_lab):
         os.kill(sleeper, signal.SIGKILL)
 
 
-def test_an_unshaped_emulation_sets_no_rate(any_lab):
+def test_unshaped_emulation_sets_no_rate(any_lab):
     lines, _, _ = any_lab.python(
         "import os; print('LACONIC_EMULATE_RATE' in os.environ)", "--emulate"
     )

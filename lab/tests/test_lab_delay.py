@@ -27,7 +27,7 @@ def pings(text):
     return [float(ms) for ms in re.findall(r"time=([\d.]+) ms", text)]
 
 
-def test_a_round_trip_takes_twice_the_delay(lab):
+def test_round_trip_takes_twice_the_delay(lab):
     done, report = lab.json("--delay", "10ms", "--", "sh", "-c", "[ $RANK = 1 ] || ping -i 0.05 -c 10 host1")
     assert done.returncode == 0, done.stderr
     times = pings(done.stderr)
@@ -48,7 +48,7 @@ def test_frames_of_any_length_are_held_back(lab, mtu):
     assert f"mtu {mtu}" in lab.run("--mtu", str(mtu), "--", "true").stderr
 
 
-def test_jitter_varies_it_within_its_bounds(lab):
+def test_jitter_varies_delay_within_bounds(lab):
     done, report = lab.json("--delay", "10ms", "--jitter", "8ms", "--seed", "5", "--",
                             "sh", "-c", "[ $RANK = 1 ] || ping -i 0.04 -c 25 host1")
     times = pings(done.stderr)
@@ -59,7 +59,7 @@ def test_jitter_varies_it_within_its_bounds(lab):
     assert "delay 10ms, jitter 8ms (seed 5)" in plain.stderr and "\nforwarder: " in plain.stderr
 
 
-def test_without_a_delay_there_is_no_forwarder(lab):
+def test_no_delay_starts_no_forwarder(lab):
     done, report = lab.json("--jitter", "0ms", "--delay", "0ms", "--", "true")
     assert done.returncode == 0 and report["forwarder"] is None
 
@@ -99,14 +99,14 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine:
 
 
 @pytest.mark.parametrize("words", [["--rate", "50mbit"], []])
-def test_order_is_kept(lab, words):
+def test_order_of_frames_is_kept(lab, words):
     lines, report, done = lab.python(ORDER, "--delay", "5ms", "--jitter", "5ms", *words)
     assert done.returncode == 0, done.stderr
     assert lines == {0: ["1500 True"], 1: ["1500 True"]}
     assert report["forwarder"]["frames"] >= 3000
 
 
-def test_streams_and_rates_are_as_without(lab):
+def test_delay_keeps_streams_and_rates(lab):
     # Slower than the rate asks for nobody; the bytes are those of the wire, in real packets.
     done, report = lab.json("--hosts", "3", "--rate", "50mbit", "--delay", "2ms", "--jitter", "1ms", "--",
                             sys.executable, TRANSFER, str(MEGABYTE))
@@ -127,7 +127,7 @@ def test_rates_change_on_a_delayed_network(lab):
     assert [event["rate"] for event in report["rates"]] == ["off", "20mbit", "off"]
 
 
-def test_frames_go_to_their_host_alone(lab):
+def test_frames_reach_only_their_host(lab):
     done, report = lab.json("--hosts", "3", "--delay", "1ms", "--", "sh", "-c",
                             "[ $RANK != 0 ] || ping -q -i 0.01 -c 50 host1")
     assert done.returncode == 0, done.stderr
@@ -136,7 +136,7 @@ def test_frames_go_to_their_host_alone(lab):
     assert pinged["rx_packets"] <= 60  # once each
 
 
-def test_the_switch_is_one_delay_away(lab):
+def test_switch_is_one_delay_away(lab):
     on = " ".join(lab.command) + " --on switch"
     script = f"ping -i 0.05 -c 5 switch; grep 10.77.0.254 /proc/net/arp; {on} cat /proc/net/arp"
     done, report = lab.json("--delay", "50ms", "--switch", "hostname; " + WAITS, "--", "sh", "-c", script)
@@ -148,7 +148,7 @@ def test_the_switch_is_one_delay_away(lab):
     assert report["switch"]["rx_packets"] >= 10
 
 
-def test_loss_is_per_packet_and_once(lab):
+def test_loss_hits_each_packet_once(lab):
     words = ["--rate", "50mbit", "--loss", "10%", "--delay", "1ms"]
     done, report = lab.json(*words, "--switch", f"{shlex.quote(sys.executable)} {DATAGRAMS} at-switch", "--",
                             sys.executable, DATAGRAMS)
@@ -163,7 +163,7 @@ def test_loss_is_per_packet_and_once(lab):
     assert 350 < report["forwarder"]["lost"] < 500
 
 
-def test_loss_that_changes(lab):
+def test_loss_rate_can_change(lab):
     send = " ".join(lab.command) + " --send"
     ping = "ping -c 30 -i 0.05 host1 | grep -c 'icmp_seq=[1-8] '"  # the last may be late
     script = f"[ $RANK = 1 ] || {{ {ping}; {send} 'loss 99%'; {ping}; {send} 'loss 0%'; {ping}; }}"
@@ -172,7 +172,7 @@ def test_loss_that_changes(lab):
     assert counts[0] == counts[2] == "8" and int(counts[1]) < 8, done.stdout
 
 
-def test_hosts_beside_are_delayed_too(lab, tmp_path):
+def test_extra_hosts_are_delayed_too(lab, tmp_path):
     line = f"ping -i 0.05 -c 5 $LACONIC_LAB_RANK_0; touch {tmp_path}/done"
     done, _ = lab.json("--delay", "10ms", "--beside", "1", line, *wait_for(tmp_path / "done"))
     assert done.returncode == 0, done.stderr
@@ -180,7 +180,7 @@ def test_hosts_beside_are_delayed_too(lab, tmp_path):
     assert len(times) == 5 and min(times) >= 20, done.stderr
 
 
-def test_the_forwarders_end_is_the_runs_error(lab):
+def test_end_of_forwarder_is_error_of_run(lab):
     marker = f"lab-forwarder-test-{os.getpid()}"
     process = lab.start("--delay", "1ms", "--", "sh", "-c", f"echo up; sleep 600; : {marker}")
     for _ in range(2):
@@ -194,7 +194,7 @@ def test_the_forwarders_end_is_the_runs_error(lab):
     assert eventually(lambda: not processes_with(marker))
 
 
-def test_a_plain_user_has_it_too(lab, plain_user):
+def test_plain_user_has_delay_too(lab, plain_user):
     script = "[ $RANK = 1 ] || ping -i 0.2 -c 5 host1"
     done = lab.run("--delay", "10ms", "--rate", "50mbit", "--", "sh", "-c", script, prefix=plain_user)
     assert done.returncode == 0, done.stderr

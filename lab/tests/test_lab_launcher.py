@@ -28,7 +28,7 @@ def on_host0(lab, script, *words, **kwargs):
     return done.stderr.splitlines(), report, done
 
 
-def test_a_launcher_runs_once_on_host_0_and_is_no_rank(lab, monkeypatch):
+def test_launcher_runs_once_on_host_0_and_is_no_rank(lab, monkeypatch):
     monkeypatch.setenv("RANK", "7")  # from the environment of the lab
     script = 'hostname; echo ${RANK-none} ${WORLD_SIZE-none} $MASTER_ADDR $LACONIC_LAB; exit 3'
     lines, report, done = on_host0(lab, script, "--hosts", "3", "--per-host", "2")
@@ -42,14 +42,14 @@ def test_a_launcher_runs_once_on_host_0_and_is_no_rank(lab, monkeypatch):
     assert "3 hosts of 2 slots" in plain.stderr and plain.stdout.startswith("host0\n")
 
 
-def test_a_launcher_has_its_own_logs(lab, tmp_path):
+def test_launcher_has_its_own_logs(lab, tmp_path):
     lab.run("--launcher", "--logs", str(tmp_path), "--", "sh", "-c", "echo out; echo err >&2")
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
         "launcher.out": "out\n", "launcher.err": "err\n"}
 
 
 @pytest.mark.parametrize("name", ["host1", "10.77.0.2"])
-def test_on_enters_a_host(lab, name, tmp_path):
+def test_lab_on_enters_host(lab, name, tmp_path):
     kinds = "for k in net uts ipc mnt pid; do readlink /proc/self/ns/$k; done"
     enter = f"{remote(lab)} {name}"
     script = f"""
@@ -70,7 +70,7 @@ cd {tmp_path}
                           f"Cpus_allowed_list:\t{cores[1 % len(cores)]}"]
 
 
-def test_on_takes_words_as_ssh_does(lab):
+def test_lab_on_takes_words_like_ssh(lab):
     script = f"""
 {remote(lab)} host1 echo 'a   b' '$(hostname)' --json --hosts 9
 {remote(lab)} host1 'exit 7'; echo $?
@@ -80,12 +80,12 @@ def test_on_takes_words_as_ssh_does(lab):
     assert [line for line in lines if "Killed" not in line] == ["a b host1 --json --hosts 9", "7", "137"]
 
 
-def test_on_enters_from_every_rank_of_any_lab(lab):
+def test_lab_on_works_from_every_rank_of_any_lab(lab):
     lines, _, done = lab.python(f"import os; os.system('{remote(lab)} host0 hostname')", "--hosts", "3")
     assert lines == {rank: ["host0"] for rank in range(3)}, done.stderr
 
 
-def test_on_refuses_in_words(lab, any_lab, tmp_path):
+def test_lab_on_refuses_with_message(lab, any_lab, tmp_path):
     def error(command, **variables):
         without = {k: v for k, v in os.environ.items() if k != "LACONIC_LAB_CONTROL"}
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=280,
@@ -110,14 +110,14 @@ def test_on_refuses_in_words(lab, any_lab, tmp_path):
     assert "an emulated lab has no hosts to enter" in emulated.stderr and emulated.returncode == 1
 
 
-def test_a_lab_that_has_ended_is_entered_no_more(lab):
+def test_ended_lab_cannot_be_entered(lab):
     # Its socket is gone with it: the name is that of the machine's own /dev/shm.
     lines, _, _ = on_host0(lab, "echo $LACONIC_LAB_CONTROL")
     done = lab.run("--on", "host0", "true", prefix=["env", f"LACONIC_LAB_CONTROL={lines[0]}"])
     assert done.returncode == 1 and "no lab answers" in done.stderr
 
 
-def test_a_plain_user_enters_hosts_too(lab, plain_user):
+def test_plain_user_enters_hosts_too(lab, plain_user):
     lines, report, done = on_host0(lab, f"{remote(lab)} host1 hostname", prefix=plain_user)
     assert lines == ["host1"], done.stderr
     assert report["isolation"] == "user namespace"
@@ -215,14 +215,14 @@ def rest(process):
     return json.loads(text[text.index("{\n"):])
 
 
-def test_kill_9_of_the_lab_ends_all_ranks(waiting):
+def test_killed_lab_ends_all_ranks(waiting):
     process, program = waiting
     process.kill()
     assert eventually(lambda: not processes_with(program))
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_kill_9_of_mpirun_ends_all_ranks_and_the_lab(waiting, stopped):
+def test_killed_mpirun_ends_all_ranks_and_lab(waiting, stopped):
     process, program = waiting
     for pid in launched("mpi_send", program) if stopped else []:
         os.kill(pid, signal.SIGSTOP)
@@ -244,7 +244,7 @@ def test_ctrl_c_ends_all_ranks(waiting):
     assert eventually(lambda: not processes_with(program))
 
 
-def test_a_killed_rank_ends_the_job(waiting):
+def test_killed_rank_ends_the_job(waiting):
     process, program = waiting
     os.kill(launched("mpi_send", program)[-1], signal.SIGKILL)
     report = rest(process)

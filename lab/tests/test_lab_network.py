@@ -18,7 +18,7 @@ def transfer(lab, words, *arguments, **kwargs):
     return lines, report
 
 
-def test_bytes_are_those_on_the_wire(lab):
+def test_bytes_match_those_on_the_wire(lab):
     _, report = transfer(lab, ["--rate", "100mbit"], 2 * MEGABYTE)
     receiver, sender = report["per_host"]
     wire = 2 * MEGABYTE / PER_PACKET
@@ -30,7 +30,7 @@ def test_bytes_are_those_on_the_wire(lab):
 
 
 @pytest.mark.parametrize("mtu", [576, 9000])
-def test_frames_are_as_long_as_asked_for(lab, mtu):
+def test_frames_have_requested_length(lab, mtu):
     _, report = transfer(lab, ["--rate", "100mbit", "--mtu", str(mtu)], 2 * MEGABYTE)
     receiver, sender = report["per_host"]
     frames = 2 * MEGABYTE / (mtu - 52)  # of TCP with time stamps
@@ -39,7 +39,7 @@ def test_frames_are_as_long_as_asked_for(lab, mtu):
     assert report["mtu"] == mtu
 
 
-def test_rate_holds_the_stream_back(lab):
+def test_rate_limits_stream(lab):
     nominal = 2 * MEGABYTE * 8 / 20e6
     lines, report = transfer(lab, ["--rate", "20mbit"], 2 * MEGABYTE)
     assert float(lines[0]) > nominal / 2
@@ -47,7 +47,7 @@ def test_rate_holds_the_stream_back(lab):
     assert report["rate_bits_per_second"] == 20_000_000
 
 
-def test_receiving_is_shaped_as_well(lab):
+def test_receiving_is_limited_too(lab):
     # Three senders of 20 mbit each: only the receiver's own port can make them share 20 mbit.
     lines, report = transfer(lab, ["--hosts", "4", "--rate", "20mbit"], MEGABYTE)
     alone = MEGABYTE * 8 / 20e6
@@ -85,7 +85,7 @@ def test_control_changes_the_rate_and_acknowledges(lab):
     ]
 
 
-def test_control_refuses_in_words(lab):
+def test_control_refuses_with_message(lab):
     send = " ".join(lab.command) + " --send"
     script = f"[ $RANK = 1 ] || {{ {send} 'rate 9mbps'; {send} nonsense; {send} counters; }}"
     done = lab.run("--", "sh", "-c", script)
@@ -96,7 +96,7 @@ def test_control_refuses_in_words(lab):
     assert len(answers[2]["per_host"]) == 2
 
 
-def test_a_command_reads_its_own_counters(lab):
+def test_command_reads_its_own_counters(lab):
     code = """
 kernel = int(next(l for l in open("/proc/net/dev") if "eth0" in l).split(":")[1].split()[8])
 print(kernel, open("/sys/class/net/eth0/statistics/tx_bytes").read().strip())
@@ -107,7 +107,7 @@ print(kernel, open("/sys/class/net/eth0/statistics/tx_bytes").read().strip())
     assert proc == sysfs
 
 
-def test_schedule(lab):
+def test_schedule_changes_rates(lab):
     status = " ".join(lab.command) + " --send status"
     done, report = lab.json("--schedule", "t=0 30mbit, t=0.2 10mbit, t=0.4 off", "--", "sh", "-c",
                             f"""until {status} | grep '"rate":"off"'; do sleep 0.02; done""")
@@ -120,7 +120,7 @@ def test_schedule(lab):
     assert report["rate"] == "30mbit"
 
 
-def test_rates_take_turns(lab):
+def test_rates_alternate(lab):
     status = " ".join(lab.command) + " --send status"
     seen = [f"""until {status} | grep '"rate":"{rate}"'; do sleep 0.02; done""" for rate in ("10mbit", "100mbit")]
     done, report = lab.json("--rate", "100mbit,10mbit,off", "--every", "200ms", "--", "sh", "-c", "; ".join(seen))
@@ -134,14 +134,14 @@ def test_rates_take_turns(lab):
     assert "rates: 100mbit,10mbit in turn, 3s each\n" in text
 
 
-def test_rates_that_take_turns_hold_the_stream_back(lab):
+def test_rates_that_alternate_limit_stream(lab):
     # Each change fills the token bucket again: 400 ms carry at most 500 + 125 kB and two buckets, so that 2 MB take 0.97 s from the best
     # moment on. At 20 mbit alone they take 0.77.
     lines, _ = transfer(lab, ["--rate", "5mbit,20mbit", "--every", "200ms"], 2 * MEGABYTE)
     assert float(lines[0]) > 0.85
 
 
-def test_rates_take_turns_in_an_emulation(any_lab):
+def test_rates_alternate_in_emulation(any_lab):
     code = """
 import os, time
 seen = []
@@ -168,7 +168,7 @@ def test_loss_drops_packets_and_tcp_survives(lab, features):
     assert report["loss"] == 0.05
 
 
-def test_a_plain_user_can_do_the_same(lab, plain_user):
+def test_plain_user_has_shaped_network(lab, plain_user):
     if not plain_user:
         pytest.skip("the other tests run as a plain user already")
 
@@ -188,6 +188,6 @@ def test_a_plain_user_can_do_the_same(lab, plain_user):
     assert report["per_host"][1]["tx_bytes"] >= MEGABYTE / PER_PACKET
 
 
-def test_check_agrees_with_what_works(lab):
+def test_check_matches_what_works(lab):
     text = lab.run("--check")
     assert text.returncode == 0 and "a lab can run here" in text.stdout

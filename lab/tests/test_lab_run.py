@@ -75,7 +75,7 @@ print(sorted(f for f in os.listdir("/dev/shm") if f[0] == "r"))
     assert lines == {0: ["['r0', 'r1']"], 1: ["['r0', 'r1']"], 2: ["['r2', 'r3']"], 3: ["['r2', 'r3']"]}
 
 
-def test_one_of_several_ranks_of_a_host_fails(lab):
+def test_failure_of_one_of_several_ranks_of_host(lab):
     code = "import os, time; os.environ['RANK'] == '2' and os.kill(os.getpid(), 9); time.sleep(600)"
     _, report, done = lab.python(code, "--per-host", "2", "--grace", "100ms")
     assert done.returncode == 1
@@ -83,7 +83,7 @@ def test_one_of_several_ranks_of_a_host_fails(lab):
     assert report["error"]["message"] == "COMMAND failed on rank 2 on host1 (SIGKILL)"
 
 
-def test_the_table_has_a_row_per_rank_and_counts_per_host(lab):
+def test_table_has_a_row_per_rank_and_counts_per_host(lab):
     done = lab.run("--per-host", "2", "--", "true")
     first, heading, *rows = done.stderr.splitlines()
     assert "2 hosts of 2 ranks, unshaped" in first and heading.split()[0] == "rank"
@@ -92,14 +92,14 @@ def test_the_table_has_a_row_per_rank_and_counts_per_host(lab):
     assert [len(row.split()) for row in rows] == [9, 5, 9, 5]
 
 
-def test_per_host_in_an_emulation(any_lab):
+def test_emulation_has_several_ranks_per_host(any_lab):
     code = "import os; print(*[os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'WORLD_SIZE')])"
     lines, report, _ = any_lab.python(code, "--emulate", "--per-host", "2")
     assert lines == {rank: [f"{rank} {rank % 2} 2 4"] for rank in range(4)}
     assert len(report["per_host"]) == 2 and report["per_host"][1]["tx_bytes"] is None
 
 
-def test_a_lab_may_need_more_files_than_the_soft_limit(lab):
+def test_lab_exceeds_soft_limit_of_files(lab):
     few = ["sh", "-c", 'ulimit -Sn 64 && exec "$@"', "sh"]
     done = lab.run("--hosts", "10", "--per-host", "2", "--", "sh", "-c", "ulimit -n", prefix=few)
     assert done.returncode == 0, done.stderr
@@ -140,7 +140,7 @@ if os.environ["RANK"] == "2": os.kill(os.getpid(), 9)
     assert "rank 1 (exit 3), rank 2 (SIGKILL)" in report["error"]["message"]
 
 
-def test_a_failure_stops_the_others_after_the_grace_period(lab):
+def test_failure_stops_the_others_after_the_grace_period(lab):
     code = "import os, time; os.environ['RANK'] == '1' and os._exit(5); time.sleep(600)"
     _, report, done = lab.python(code, "--grace", "100ms")
     assert done.returncode == 1
@@ -158,14 +158,14 @@ def test_keep_going_lets_the_others_finish(lab):
     assert done.returncode == 1
 
 
-def test_timeout(lab):
+def test_timeout_ends_run(lab):
     _, report, done = lab.python("import time; time.sleep(600)", "--timeout", "300ms")
     assert done.returncode == 1
     assert report["error"]["name"] == "timed_out"
     assert [h["signal"] for h in report["per_host"]] == ["SIGTERM", "SIGTERM"]
 
 
-def test_output_goes_where_it_came_from_with_its_rank(lab):
+def test_output_keeps_stream_and_names_rank(lab):
     done = lab.run("--", "sh", "-c", "echo out; echo err >&2; printf unfinished")
     assert sorted(done.stdout.splitlines()) == [
         "[0] out",
@@ -177,12 +177,12 @@ def test_output_goes_where_it_came_from_with_its_rank(lab):
     assert "2 hosts, unshaped" in done.stderr and "burst 64kb" in done.stderr
 
 
-def test_one_host_and_raw_have_no_prefix(lab):
+def test_single_host_and_raw_have_no_prefix(lab):
     assert lab.run("--hosts", "1", "--", "echo", "hello").stdout == "hello\n"
     assert lab.run("--raw", "--", "echo", "hello").stdout == "hello\nhello\n"
 
 
-def test_logs_per_rank(lab, tmp_path):
+def test_ranks_have_own_logs(lab, tmp_path):
     lab.run(
         "--logs", str(tmp_path / "logs"), "--", "sh", "-c", "echo out $RANK; echo err $RANK >&2"
     )
@@ -238,7 +238,7 @@ def test_usage_errors(any_lab, words, message, hint):
     assert plain.returncode == 2 and message in plain.stderr and plain.stdout == ""
 
 
-def test_missing_iproute2_is_said_with_the_remedy(any_lab):
+def test_missing_iproute2_is_reported_with_remedy(any_lab):
     ip = shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
     cover = f'mount --bind /dev/null {os.path.realpath(ip or "/")} && exec "$@"'
     hide = ["unshare", "-m", "sh", "-c", cover, "sh"]
@@ -252,7 +252,7 @@ def test_missing_iproute2_is_said_with_the_remedy(any_lab):
     assert check.returncode == 1 and "apt install iproute2" in check.stdout
 
 
-def test_without_namespaces_the_fallback_is_named(any_lab):
+def test_missing_namespaces_name_fallback(any_lab):
     # In a user namespace that may not have further ones, without any capability.
     forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
     drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]

@@ -28,7 +28,7 @@ def of_switch(done):
     return [line.removeprefix("[switch] ") for line in done.stderr.splitlines() if line.startswith("[switch]")]
 
 
-def test_its_name_address_and_environment(lab, monkeypatch):
+def test_switch_has_name_address_and_environment(lab, monkeypatch):
     monkeypatch.setenv("RANK", "7")  # from the environment of the lab
     script = "hostname; echo ${RANK-none} ${WORLD_SIZE-none} $LACONIC_LAB; ls /dev/shm; ls -d /sys/class/net/port*; "
     ranks = "import socket; print(socket.gethostbyname('switch'), socket.gethostbyaddr('10.77.0.254')[0])"
@@ -41,12 +41,12 @@ def test_its_name_address_and_environment(lab, monkeypatch):
     assert report["switch"]["signal"] == "SIGTERM" and "error" not in report
 
 
-def test_without_it_nobody_has_its_name(lab):
+def test_missing_switch_has_no_name(lab):
     lines, report, _ = lab.python("print(open('/etc/hosts').read().count('switch'))")
     assert lines == {0: ["0"], 1: ["0"]} and report["switch"] is None
 
 
-def test_the_ranks_start_when_it_has_opened_a_port(lab, tmp_path):
+def test_ranks_start_once_switch_opens_port(lab, tmp_path):
     mark = tmp_path / "mark"
     code = f"import time; time.sleep(0.4); open({str(mark)!r}, 'w'); {OPEN} time.sleep(600)"
     for kind in ("SOCK_DGRAM", "SOCK_STREAM"):
@@ -58,7 +58,7 @@ def test_the_ranks_start_when_it_has_opened_a_port(lab, tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-def test_it_ends_by_sigterm_when_the_ranks_have(lab, tmp_path):
+def test_switch_gets_sigterm_after_ranks(lab, tmp_path):
     # The handler first: ranks start when the port is open, and may be gone at once.
     code = "import signal, sys; signal.signal(15, lambda *_: [print('bye'), sys.exit(4)]); " + OPEN + "time.sleep(600)"
     # A shell, which the signal ends, around it.
@@ -71,7 +71,7 @@ def test_it_ends_by_sigterm_when_the_ranks_have(lab, tmp_path):
 
 # The first must end before the ranks are started without it, so it is nothing that takes seconds to load; the second when they are.
 @pytest.mark.parametrize("opens", [False, True], ids=["closed", "open"])
-def test_its_early_end_is_the_runs_error(lab, tmp_path, opens):
+def test_early_end_of_switch_fails_run(lab, tmp_path, opens):
     marks, command = [tmp_path / "0", tmp_path / "1"], "sleep 0.2; echo no; exit 3"
     if opens:
         command = f"{WAITS} & {until(*marks)}; echo no; kill $!; exit 3"
@@ -84,7 +84,7 @@ def test_its_early_end_is_the_runs_error(lab, tmp_path, opens):
     assert [rank["signal"] for rank in report["per_rank"]] == ["SIGTERM"] * 2 * opens
 
 
-def test_a_lab_that_stood_still_has_waited_no_longer(lab, tmp_path):
+def test_lab_does_not_count_pauses_as_waiting(lab, tmp_path):
     mark = tmp_path / "mark"
     lab_process = lab.start("--switch", "echo started; sleep 12; exit 3", "--", "touch", str(mark))
     assert lab_process.stdout.readline() == "[switch] started\n"
@@ -97,7 +97,7 @@ def test_a_lab_that_stood_still_has_waited_no_longer(lab, tmp_path):
     assert not mark.exists()
 
 
-def test_its_early_end_is_said_after_the_ranks_failed_by_it(lab, tmp_path):
+def test_early_end_of_switch_is_reported_after_failed_ranks(lab, tmp_path):
     line = f"{WAITS} & {until(tmp_path / '0', tmp_path / '1')}; kill $!; touch {tmp_path}/ended"
     done, report = lab.json("--keep-going", "--switch", line, "--",
                             "sh", "-c", f"touch {tmp_path}/$RANK; {until(tmp_path / 'ended')}; sleep 0.5; exit $RANK")
@@ -106,7 +106,7 @@ def test_its_early_end_is_said_after_the_ranks_failed_by_it(lab, tmp_path):
                                           "COMMAND failed on rank 1 (exit 1)")
 
 
-def test_an_interrupted_lab_ends_it(lab):
+def test_interrupted_lab_ends_switch(lab):
     lab_process = lab.start("--switch", "echo started; sleep 600", "--", "true")
     assert lab_process.stdout.readline() == "[switch] started\n"  # no port: the ranks are not there yet
     lab_process.terminate()
@@ -115,7 +115,7 @@ def test_an_interrupted_lab_ends_it(lab):
     assert "SIGTERM" in next(line for line in said.splitlines() if line.startswith("switch"))
 
 
-def test_on_enters_it(lab):
+def test_lab_on_enters_switch(lab):
     on = " ".join(lab.command) + " --on switch"
     script = f"{on} 'hostname; cat /sys/class/net/br0/address | wc -l'; {on} true"
     done, _ = lab.json("--launcher", "--switch", WAITS, "--", "sh", "-c", script)
@@ -160,7 +160,7 @@ def test_both_directions_have_the_hosts_rate(lab):
     assert idle["rx_bytes"] < 10_000
 
 
-def test_loss_is_per_packet_and_both_ways(lab, features):
+def test_loss_is_per_packet_in_both_directions(lab, features):
     if not features["loss"]:
         pytest.skip("this kernel cannot drop at random, says laconic lab --check: no cls_bpf")
     done, report = lab.json("--rate", "50mbit", "--loss", "10%", "--switch", f"{PYTHON} {DATAGRAMS} at-switch", "--",
@@ -173,7 +173,7 @@ def test_loss_is_per_packet_and_both_ways(lab, features):
         assert tens_in_part > 80, (up, down)  # of 130; of whole segments lost, none
 
 
-def test_between_hosts_each_packet_is_lost_once(lab, features):
+def test_packets_between_hosts_are_lost_once(lab, features):
     if not features["loss"]:
         pytest.skip("this kernel cannot drop at random, says laconic lab --check: no cls_bpf")
     done, _ = lab.json("--rate", "50mbit", "--loss", "10%", "--switch", WAITS, "--", sys.executable, DATAGRAMS, "host1")
@@ -182,7 +182,7 @@ def test_between_hosts_each_packet_is_lost_once(lab, features):
         assert 1720 < int(line.split()[1]) < 1880, line  # twice: 1620
 
 
-def test_loss_that_changes(lab, features):
+def test_loss_rate_can_change(lab, features):
     if not features["loss"]:
         pytest.skip("this kernel cannot drop at random, says laconic lab --check: no cls_bpf")
     send = " ".join(lab.command) + " --send"
@@ -194,7 +194,7 @@ def test_loss_that_changes(lab, features):
     assert [json.loads(line).get("loss") for line in lines[::2]] == [0, 0.75, 0, None]
 
 
-def test_a_plain_user_has_it_too(lab, plain_user):
+def test_plain_user_has_switch_too(lab, plain_user):
     done = lab.run("--switch", "echo $(id -u) $(hostname); " + WAITS.replace(PYTHON, "python3"), "--loss", "1%",
                    "--rate", "50mbit", "--", "true", prefix=plain_user)
     assert done.returncode == 0, done.stderr
@@ -205,6 +205,6 @@ def test_a_plain_user_has_it_too(lab, plain_user):
     (["--emulate", "--switch", "true", "--", "true"], "--switch needs a network of its own"),
     (["--switch", " ", "--", "true"], "--switch lacks a COMMAND"),
 ])
-def test_usage(any_lab, words, message):
+def test_usage_errors_of_switch(any_lab, words, message):
     done, report = any_lab.json(*words)
     assert done.returncode == 2 and message in report["error"]["message"]

@@ -69,7 +69,7 @@ def _means(steps, spec=SPEC, rests=None, **options):
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("spec", [SPEC, "thc:block=256,scale=exact,lane=16", "thc:block=256,bits=2+noef"])
-def test_the_means_are_those_of_the_groups_own_sums(pools, spec, count):
+def test_means_equal_sums_of_group(pools, spec, count):
     with serving.servers(count) as started:
         at = serving.listed(started)
         by_server = pools(3).run(_means, steps=6, spec=spec, aggregator=at)
@@ -83,7 +83,7 @@ def test_the_means_are_those_of_the_groups_own_sums(pools, spec, count):
     assert all(explained["strategy"] == "native_sum" and "aggregators" not in explained for explained, _, _ in by_group)
 
 
-def test_a_model_with_small_parameters_trains_alike_on_all_ranks(pools):
+def test_small_parameters_train_the_same_on_all_ranks(pools):
     with serving.servers(1) as (server,):
         results = pools(3).run(training.train, spec=SPEC, steps=8, buckets=3, attach_options={"aggregator": server.address})
     assert len({result["hash"] for result in results}) == 1 and results[0]["finite"]
@@ -91,7 +91,7 @@ def test_a_model_with_small_parameters_trains_alike_on_all_ranks(pools):
 
 
 @pytest.mark.parametrize("flush", [None, (4, 3)])
-def test_a_resumed_run_goes_on_bit_for_bit(pools, flush):
+def test_resumed_run_continues_bit_for_bit(pools, flush):
     with serving.servers(1) as (server,):
         for whole, resumed in pools(3).run(training.resume, spec=SPEC, buckets=3, flush=flush,
                                            attach_options={"aggregator": server.address}):
@@ -123,7 +123,7 @@ def test_nan_on_one_rank_reaches_all(pools):
     assert spread and fallbacks >= 1 and finite
 
 
-def test_the_documented_keys_of_servers_are_the_keys(pools):
+def test_documented_server_keys_exist(pools):
     """docs/guide/pytorch.md has a row for each, beside those of every exchange."""
     page = (serving.ROOT / "docs" / "guide" / "pytorch.md").read_text(encoding="utf-8")
     with serving.servers(1) as (server,):
@@ -161,7 +161,7 @@ def _late(address, folder):
     return stats, training.raw(torch.stack(means)), kept
 
 
-def test_a_late_rank_is_left_out_and_keeps_its_gradients(pools, tmp_path):
+def test_late_rank_is_excluded_and_keeps_gradients(pools, tmp_path):
     """Three of four are enough; what the late one had, all 24 blocks of it, comes with the next step."""
     with serving.servers(1) as (server,):
         results = pools(4).run(_late, address=server.address, folder=tmp_path)
@@ -171,7 +171,7 @@ def test_a_late_rank_is_left_out_and_keeps_its_gradients(pools, tmp_path):
     assert missed == 24 and lost < 1e-5
 
 
-def test_a_server_that_comes_back_changes_nothing(tmp_path):
+def test_restarted_server_changes_nothing(tmp_path):
     pool = Ranks(3)
     try:
         with serving.servers(1) as (server,):
@@ -218,7 +218,7 @@ def _until_it_fails(victim=None, number=None, begun=None, **options):
     return message, whole, again
 
 
-def test_a_killed_rank_is_named_on_all_others():
+def test_killed_rank_is_named_on_all_others():
     pool = Ranks(3, timeout=600)  # longer than finish() waits
     try:
         with serving.servers(1) as (server,):
@@ -252,7 +252,7 @@ def _behind_a_rank_that_stops(body, timeout):
     return server.address, heard
 
 
-def test_a_rank_that_stalls_is_lost_after_the_groups_timeout():
+def test_rank_that_stalls_is_lost_after_the_groups_timeout():
     for message in _behind_a_rank_that_stops(_until_it_fails, PATIENCE)[1]:
         assert "rank 2" in message, message
         assert "LaconicError" not in message, "the servers' words, as they are"
@@ -273,13 +273,13 @@ def _until_it_fails_in_a_hurry(**options):
         dist.barrier = barrier
 
 
-def test_a_shorter_time_out_than_that_of_attach_holds():
+def test_shorter_timeout_than_attach_applies():
     address, heard = _behind_a_rank_that_stops(_until_it_fails_in_a_hurry, 600)
     for message in heard:
         assert f"no sum from {address} within 5 s" in message, message
 
 
-def test_a_server_that_stays_away_is_named(tmp_path):
+def test_absent_server_is_named(tmp_path):
     pool = Ranks(3, timeout=PATIENCE)
     try:
         with serving.servers(1) as (server,):
@@ -305,7 +305,7 @@ def _leaves_at_once(address):
     return training.raw(ddp.module.weight.grad)
 
 
-def test_a_rank_that_has_all_stays_for_the_others(pools):
+def test_finished_rank_waits_for_others(pools):
     with serving.servers(1) as (server,):
         assert len(set(pools(3).run(_leaves_at_once, address=server.address))) == 1
 
@@ -347,7 +347,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_said_once_on_every_rank(pools, case):
+def test_impossible_options_give_one_message_on_every_rank(pools, case):
     everybody, one, words = REFUSED[case]
     with serving.servers(1) as (server,):
         found = pools(3).errors(_attach, everybody={"aggregator": server.address, **everybody}, one=one,
@@ -359,7 +359,7 @@ def test_what_cannot_be_is_said_once_on_every_rank(pools, case):
 
 
 @pytest.mark.parametrize("which", ["the servers is another", "one rank's is another", "they have none"])
-def test_tokens_must_be_the_servers(pools, tmp_path, which):
+def test_token_must_match_server(pools, tmp_path, which):
     theirs, other = serving.new_token(tmp_path / "theirs"), serving.new_token(tmp_path / "other")
     everybody = {"the servers is another": str(other), "one rank's is another": str(theirs), "they have none": None}[which]
     one = (2, {"token": str(other)}) if which == "one rank's is another" else None
@@ -370,7 +370,7 @@ def test_tokens_must_be_the_servers(pools, tmp_path, which):
     assert ("the token is another one on rank 0 than on rank 2" in found[0].message) == (one is not None)
 
 
-def test_tags_over_payloads_where_the_server_wants_them(pools, tmp_path):
+def test_payloads_are_tagged_if_server_requires_it(pools, tmp_path):
     token = serving.new_token(tmp_path / "job.token")
     with serving.servers(1, "--token", token, "--auth", "full") as (server,):
         place = {"aggregator": server.address, "token": str(token)}
@@ -390,7 +390,7 @@ def _means_and_lines(**options):
 
 
 @pytest.mark.parametrize("offered", [True, False])
-def test_multicast_brings_the_same_means_or_a_line_tells_that_it_does_not(pools, offered):
+def test_multicast_gives_same_means_or_warns(pools, offered):
     by_group = pools(3).run(_means, steps=3)
     with serving.servers(1, *(("--multicast", "239.7.4.2") if offered else ())) as (server,):
         told = pools(3).run(_means_and_lines, steps=3, aggregator=server.address, multicast=True)
@@ -447,7 +447,7 @@ def _session(address):
         return session.explain(), session.stats(), bytes(gradient)
 
 
-def test_a_session_without_a_model_uses_them_too(pools):
+def test_session_without_model_uses_servers(pools):
     with serving.servers(1) as (server,):
         results = pools(3).run(_session, address=server.address)
     plain = pools(3).run(_session, address=None)

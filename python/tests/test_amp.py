@@ -77,7 +77,7 @@ def _overflow(spec, bad, poison, **options):
 
 @pytest.mark.parametrize("poison", ["loss", "hidden.weight"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_an_overflow_on_one_rank_reaches_the_scaler_of_all(pools, spec, poison):
+def test_overflow_on_one_rank_reaches_all_scalers(pools, spec, poison):
     results = pools(3).run(_overflow, spec=spec, bad=1, poison=poison, **SPECS[spec])
     assert {r["scale"] for r in results} == {512.0}
     assert all(r["skipped"] for r in results)
@@ -100,7 +100,7 @@ def test_an_overflow_on_one_rank_reaches_the_scaler_of_all(pools, spec, poison):
                 assert torch.equal(after[unit], before[unit]), name
 
 
-def test_an_overflow_under_rules_and_laws(pools):
+def test_overflow_with_rules_and_policies_reaches_all(pools):
     """All parameters keep what they had, whichever rule they are of; and the laws go on."""
     results = pools(3).run(_overflow, spec="topk:ratio=0.05", bad=1, poison="hidden.weight", control="dc2:deadline_ms=0.001",
                            rules=[{"match": "first.*", "spec": "3lc"}, {"match": "last.*", "spec": "powersgd:rank=2", "control": "fixed"}])
@@ -139,7 +139,7 @@ def _scales(spec, scales, steps=6, **options):
 
 
 @pytest.mark.parametrize("spec", [s for s in FEEDBACK if "powersgd" not in s])
-def test_a_changing_scale_changes_no_bit(pools, spec):
+def test_loss_scale_changes_no_bit(pools, spec):
     """Residuals follow the scale (or the sixth step would add residuals of another unit), and are saved without it."""
     plain = pools(3).run(_scales, spec=spec, scales=None, **SPECS[spec])
     constant = pools(3).run(_scales, spec=spec, scales=[1024.0] * 6, **SPECS[spec])
@@ -148,7 +148,7 @@ def test_a_changing_scale_changes_no_bit(pools, spec):
     assert len({h for h, _ in plain}) == 1
 
 
-def test_low_rank_with_a_changing_scale(pools):
+def test_low_rank_follows_changing_loss_scale(pools):
     """PowerSGD's orthogonalisation guards against division by zero with a constant: bits may differ, training does not."""
     results = pools(3).run(_scales, spec="powersgd:rank=2", scales=[1024.0, 1024.0, 65536.0, 512.0, 512.0, 8.0])
     assert len({h for h, _ in results}) == 1
@@ -183,7 +183,7 @@ def _resumed_scale(spec, **options):
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "3lc"])
-def test_a_state_saved_under_one_scale_continues_under_another(pools, spec):
+def test_state_continues_under_another_loss_scale(pools, spec):
     for straight, resumed in pools(3).run(_resumed_scale, spec=spec, **SPECS[spec]):
         assert straight == resumed
 
@@ -220,7 +220,7 @@ def _infinite(spec, poison, **options):
 
 @pytest.mark.parametrize("poison", ["hidden.weight", "hidden.bias", "loss"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_infinite_gradients_arrive_as_under_plain_ddp(pools, spec, poison):
+def test_infinite_gradients_arrive_as_in_plain_ddp(pools, spec, poison):
     results = pools(3).run(_infinite, spec=spec, poison=poison, **SPECS[spec])
     assert len({r["bits"] for r in results}) == 1 and len({r["hash"] for r in results}) == 1
     for result in results:

@@ -54,7 +54,7 @@ def _through_dcp(folder, spec, follows):
 
 
 @pytest.mark.parametrize(("spec", "follows"), [("topk:ratio=0.05", False), ("powersgd:rank=2", True)])
-def test_torchs_checkpoints_keep_every_ranks_state(pools, tmp_path, spec, follows):
+def test_torch_checkpoint_keeps_state_of_every_rank(pools, tmp_path, spec, follows):
     for (went_on, resumed), norms in pools(2).run(_through_dcp, folder=str(tmp_path / "checkpoint"), spec=spec, follows=follows):
         assert went_on == resumed and norms[0] != norms[1]
 
@@ -105,7 +105,7 @@ def _mixed(kind):
 
 
 @pytest.mark.parametrize("kind", ["tensor", "rate", "step", "layout"])
-def test_a_state_of_two_ranks_pieces_is_refused_on_both(pools, kind):
+def test_state_mixed_from_two_ranks_is_refused_on_both(pools, kind):
     (first, same), (second, _) = pools(2).run(_mixed, kind=kind)
     assert first[0] == "state_corrupt" and "laconic.checkpointable(handle)" in first[1] and same
     assert second[0] == "state_rank"

@@ -63,7 +63,7 @@ def _many(spec, *, steps=4, coalesce=True, dtype=torch.float32, poison=(), skip=
     ("topk:ratio=0.05+momentum=0.9", {"control": "schedule:0=0.05,2=0.2"}), ("onebit", {"ddp_options": {"static_graph": True}}),
     ("3lc", {"ddp_options": {"find_unused_parameters": True, "gradient_as_bucket_view": True}}), ("efsignsgd", {"skip": True}),
     ("int8+ef", {"strategy": "two_shot", "dtype": torch.bfloat16})])
-def test_together_or_apart_no_bit_changes(pools, spec, options):
+def test_joined_or_separate_buckets_have_same_bits(pools, spec, options):
     apart, *others = pools(3).run(_many, spec=spec, coalesce=False, **options)
     together = pools(3).run(_many, spec=spec, **options)
     assert {result["hash"] for result in (*others, *together)} == {apart["hash"]}
@@ -74,7 +74,7 @@ def test_together_or_apart_no_bit_changes(pools, spec, options):
 
 
 @pytest.mark.parametrize("spec", ["fp16+ef", "powersgd:rank=2", "bf16"])
-def test_sums_travel_together_too(pools, spec):
+def test_sums_are_joined_too(pools, spec):
     """Where the engine adds, a place in the buffer may decide the last bit of a sum, the same on all ranks."""
     results = pools(3).run(_many, spec=spec, strategy="native_sum")
     assert len({result["hash"] for result in results}) == 1
@@ -82,12 +82,12 @@ def test_sums_travel_together_too(pools, spec):
         assert result["stats"]["coalesced"] >= 40
 
 
-def test_parts_bound_what_travels_together(pools):
+def test_part_size_limits_joined_buckets(pools):
     for result in pools(2).run(_many, spec="3lc", part=1):
         assert result["stats"]["coalesced"] == 0 and result["stats"]["exchanges"] > 0
 
 
-def test_a_gradient_that_is_not_finite_sends_what_is_with_it_uncompressed(pools):
+def test_nonfinite_gradient_sends_its_group_uncompressed(pools):
     """And harms no other: NaN is where it was, on every rank."""
     results = pools(2).run(_many, spec="topk:ratio=0.05", poison=[(1, 3)])
     assert len({result["hash"] for result in results}) == 1
@@ -132,7 +132,7 @@ def _does_not_come():
     return result
 
 
-def test_a_bucket_that_does_not_come_takes_the_others_along_and_loses_none(pools):
+def test_missing_bucket_fails_others_and_loses_none(pools):
     results = pools(2).run(_does_not_come)
     assert len({result[-1] for result in results}) == 1  # and the next step goes on
     for rank, (said, before, after, gradients, exchanges, _) in enumerate(results):
@@ -170,7 +170,7 @@ def _broken_off():
     return errors, waiting, handle.step - step, handle.worker.exchanges._begun, handle.closed
 
 
-def test_close_within_an_iteration_that_was_broken_off(pools):
+def test_close_works_after_aborted_iteration(pools):
     """What waited does not keep the worker from its end."""
     for errors, waiting, steps, left, closed in pools(2).run(_broken_off):
         assert errors and waiting == 1 and steps == 0 and left == {} and closed
@@ -193,7 +193,7 @@ def _of_one_step(second):
 
 
 @pytest.mark.parametrize(("second", "exchanges"), [("same", 1), ("rates", 2), ("scale", 2)])
-def test_buckets_of_other_units_travel_apart(pools, second, exchanges):
+def test_buckets_of_other_units_stay_separate(pools, second, exchanges):
     assert pools(2).run(_of_one_step, second=second) == [exchanges, exchanges]
 
 
@@ -216,7 +216,7 @@ def _drained():
     return means, stats["exchanges"], stats["steps"], handle.step
 
 
-def test_a_drain_brings_means_and_does_not_end_the_step(pools):
+def test_drain_delivers_means_and_keeps_step_open(pools):
     assert pools(2).run(_drained) == [([[0.5], [0.5]], 2, 1, 1)] * 2
 
 
@@ -232,5 +232,5 @@ def _closed_in_a_collective():
     return len(left)
 
 
-def test_memory_of_a_collective_that_has_not_ended_is_never_freed(pools):
+def test_memory_of_running_collective_is_never_freed(pools):
     assert pools(2).run(_closed_in_a_collective) == [2, 2]

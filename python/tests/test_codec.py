@@ -44,7 +44,7 @@ KINDS = ["numpy.float32", "numpy.float16", "torch.float32", "torch.float16", "to
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spec", SPECS)
-def test_what_is_decoded_and_what_stays_are_what_came_in(spec, kind):
+def test_decoded_plus_residual_equals_input(spec, kind):
     codec = laconic.Codec(spec)
     array, values = as_kind(gradient(), kind)
     residual = laconic.Residual(values.size) if codec.feedback else None
@@ -60,7 +60,7 @@ def test_what_is_decoded_and_what_stays_are_what_came_in(spec, kind):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_decode_gives_a_new_array_of_the_encoders_type(spec):
+def test_decode_returns_new_array_of_encoder_type(spec):
     codec = laconic.Codec(spec)
     for kind, dtype in (("numpy.float32", np.float32), ("numpy.float16", np.float16), ("torch.bfloat16", np.float32)):
         decoded = codec.decode(codec.encode(as_kind(gradient(), kind)[0]))
@@ -79,7 +79,7 @@ def test_no_frame_outgrows_its_bound(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_decode_add(spec):
+def test_decode_add_adds_to_array(spec):
     codec = laconic.Codec(spec)
     frame = codec.encode(gradient())
     decoded, base = codec.decode(frame), gradient(step=1)
@@ -89,7 +89,7 @@ def test_decode_add(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_frame_says_what_it_is(spec):
+def test_frame_describes_itself(spec):
     codec = laconic.Codec(spec)
     frame = laconic.Frame.parse(codec.encode(gradient(), step=7, seed=11, rank=2, world=4))
     assert frame.spec == codec.spec and frame.codec == codec.name
@@ -100,7 +100,7 @@ def test_frame_says_what_it_is(spec):
 
 
 @pytest.mark.parametrize("spec", FEEDBACK)
-def test_a_saved_residual_continues_bit_for_bit(spec):
+def test_saved_residual_continues_bit_for_bit(spec):
     codec = laconic.Codec(spec)
 
     def frames(residual, steps):
@@ -114,7 +114,7 @@ def test_a_saved_residual_continues_bit_for_bit(spec):
     assert before + frames(second, range(3, 6)) == straight
 
 
-def test_residual_of_another_tensor_or_version_is_refused():
+def test_residual_of_other_tensor_or_version_is_refused():
     residual = laconic.Residual(10)
     for state, name in (({**laconic.Residual(11).state_dict()}, "state_model"),
                         ({**laconic.Residual(10).state_dict(), "version": 2}, "state_version")):
@@ -166,7 +166,7 @@ def test_decoding_is_repeatable_over_many_steps(spec, count):
     np.testing.assert_array_equal(residual.numpy(), other.numpy())
 
 
-def test_a_codec_may_be_shared_between_threads():
+def test_codec_is_shared_between_threads():
     codec = laconic.Codec("3lc:s=1.5")
     arrays = [gradient(50000, step=s) for s in range(8)]
     alone = [codec.encode(a) for a in arrays]
@@ -174,7 +174,7 @@ def test_a_codec_may_be_shared_between_threads():
         assert list(pool.map(codec.encode, arrays * 4)) == alone * 4
 
 
-def test_list_of_codecs():
+def test_list_of_codecs_is_complete():
     listing = laconic.codecs()
     assert {"none", "fp16", "bf16", "int8", "topk", "randomk", "sidco", "3lc", "powersgd"} <= listing.keys()
     for name, entry in listing.items():
@@ -199,7 +199,7 @@ def refused(call, *names):
 
 
 @pytest.mark.parametrize("codec", [laconic.Codec("3lc"), laconic.Codec("topk")])
-def test_arrays_that_are_refused(codec):
+def test_unsuitable_arrays_are_refused(codec):
     torch = pytest.importorskip("torch")
     frame, x = codec.encode(gradient()), gradient()
     read_only = x.copy()
@@ -219,7 +219,7 @@ def test_arrays_that_are_refused(codec):
         refused(lambda wrong=wrong: codec.decode_add(frame, wrong), "frame_count", "shape_unsupported", "invalid_argument")
 
 
-def test_arrays_without_numpy_that_are_refused():
+def test_unsuitable_arrays_are_refused_without_numpy():
     import array
 
     codec = laconic.Codec("3lc")
@@ -259,7 +259,7 @@ def test_damaged_frames_are_numbered_errors_and_change_nothing(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_frame_of_another_codec_is_refused(spec):
+def test_frame_of_another_codec_is_refused(spec):
     other = laconic.Codec("none" if spec != "none" else "topk")
     error = refused(lambda: other.decode(laconic.Codec(spec).encode(gradient())), "frame_codec")
     assert error.code == 26
@@ -296,12 +296,12 @@ def test_numbers_that_would_wrap_are_refused(call):
 
 
 @pytest.mark.parametrize("frame", ["text", None, 7, [1, 2], np.zeros((4, 4), np.uint8).T[1:]])
-def test_frames_that_are_no_bytes(frame):
+def test_non_bytes_frames_are_refused(frame):
     for call in (laconic.Codec("topk").decode, laconic.Frame.parse):
         refused(lambda call=call: call(frame), "invalid_argument")
 
 
-def test_an_empty_array_is_a_truncated_frame():
+def test_empty_array_is_a_truncated_frame():
     for frame in (b"", np.zeros(0, np.uint8), bytearray()):
         refused(lambda frame=frame: laconic.Frame.parse(frame), "frame_truncated")
 
@@ -340,7 +340,7 @@ def claims(rows, cols):
     return codec, bytes(frame)
 
 
-def test_a_header_allocates_nothing_by_itself():
+def test_header_alone_allocates_nothing():
     codec, frame = claims(2**20, 2**20)
     parsed = laconic.Frame.parse(frame)
     assert parsed.count == 2**40
@@ -352,13 +352,13 @@ def test_a_header_allocates_nothing_by_itself():
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(2**63, 0), (0, 2**63), (2**62, 0), (2**64 - 1, 0)])
-def test_an_empty_tensor_that_numpy_cannot_make_is_refused(rows, cols):
+def test_empty_tensor_that_numpy_lacks_is_refused(rows, cols):
     codec, frame = claims(rows, cols)
     error = refused(lambda: codec.decode(frame), "shape_unsupported")
     assert f"{rows} x {cols}" in error.message
 
 
-def test_memory_that_runs_out_is_an_error_of_ours(monkeypatch):
+def test_out_of_memory_is_laconic_error(monkeypatch):
     codec, frame = claims(2**20, 2**20)
 
     def empty(*arguments, **keywords):
@@ -380,7 +380,7 @@ GOOD_STATE = {"version": 1, "residual": np.ones(10, np.float32), "state": np.zer
     ({"residual": np.ones((2, 5), np.float32)}, "state_corrupt"), ({"residual": None}, "state_corrupt"), ({"residual": "ten"}, "state_corrupt"),
     ({"residual": np.ones(11, np.float32)}, "state_model"), ({"state": np.full(3, np.nan, np.float32)}, "state_corrupt"),
     ({"state": [1.0]}, "state_corrupt"), ({"more": 1}, "state_corrupt"), ("residual", "state_corrupt"), ("state", "state_corrupt")])
-def test_a_damaged_residual_is_refused_and_changes_nothing(change, name):
+def test_damaged_residual_is_refused_and_changes_nothing(change, name):
     residual = laconic.Residual(10)
     laconic.Codec("powersgd:rank=2").encode(gradient(10), residual=residual)
     before = pickle.dumps(residual.state_dict())
@@ -436,7 +436,7 @@ print("bare")
 """
 
 
-def test_neither_torch_nor_numpy_is_needed():
+def test_codec_needs_neither_torch_nor_numpy():
     environment = {**os.environ, "PYTHONPATH": str(Path(laconic.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", BARE], env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ def _settings(spec, control, steps, rules=None, variables=None, accumulate=0, br
     return found
 
 
-def test_a_schedule_is_kept_step_by_step(pools):
+def test_schedule_applies_step_by_step(pools):
     results = pools(3).run(_settings, spec="topk:ratio=0.1", control=SCHEDULE, steps=8)
     for seen, stats, digest in results:
         specs = [settings[0]["spec"] for settings in seen]
@@ -53,14 +53,14 @@ def test_a_schedule_is_kept_step_by_step(pools):
         assert stats["setting_changes"] == 2 and digest == results[0][2]
 
 
-def test_without_a_control_nothing_changes(pools):
+def test_missing_control_changes_nothing(pools):
     for seen, stats, digest in pools(3).run(_settings, spec="topk:ratio=0.1", control="fixed", steps=4):
         assert seen[-1][0]["spec"] == "topk:ratio=0.1" and stats["setting_changes"] == 0
         plain = pools(3).run(training.train, spec="topk:ratio=0.1", steps=4)
         assert digest == plain[0]["hash"]
 
 
-def test_the_environment_and_a_rule_of_its_own(pools):
+def test_environment_and_rule_set_control(pools):
     rules = [{"match": "hidden.*", "spec": "topk:ratio=0.1", "control": SCHEDULE}, {"match": "first.*", "spec": "fp16"}]
     for seen, stats, _ in pools(3).run(_settings, spec="randomk:ratio=0.2", control=None, rules=rules, steps=8,
                                        variables={"LACONIC_CONTROL": "schedule:0=0.2,4=0.3"}):
@@ -90,7 +90,7 @@ def test_replicas_stay_bit_identical(pools, spec, control, mode):
         assert seen[-1][0]["target_ms"] > 0 and seen[-1][0]["network_ms"] > 0
 
 
-def test_dc2_acts_on_a_deadline_that_cannot_be_kept(pools):
+def test_dc2_reacts_to_impossible_deadline(pools):
     results = pools(3).run(_settings, spec="topk:ratio=0.2", control="dc2:deadline_ms=0.001", steps=32)
     for seen, stats, _ in results:
         assert seen[-1][0]["spec"].startswith("topk:ratio=0.0") and stats["setting_changes"] >= 3
@@ -98,7 +98,7 @@ def test_dc2_acts_on_a_deadline_that_cannot_be_kept(pools):
 
 
 @pytest.mark.parametrize("mode", [{}, {"dtype": torch.float16}], ids=["f32", "f16"])
-def test_dc2_takes_float32_where_it_fits_and_releases_residuals_first(pools, mode):
+def test_dc2_switches_to_float32_after_releasing_residuals(pools, mode):
     results = pools(3).run(_settings, spec="topk:ratio=0.1", control="dc2:deadline_ms=100000,max=0.12", steps=34, **mode)
     for seen, stats, digest in results:
         strategies = [settings[0]["strategy"] for settings in seen]
@@ -141,7 +141,7 @@ def test_dc2_follows_the_rate_file_of_an_emulated_link(pools, tmp_path):
     assert ratio[19] >= 0.1 and ratio[-1] < 0.06, ratio
 
 
-def test_resumes_a_schedule_bit_for_bit(pools):
+def test_schedule_resumes_bit_for_bit(pools):
     for hashes in pools(3).run(training.resume, spec="topk:ratio=0.1", buckets=2, before=5, after=5, attach_options={"control": SCHEDULE}):
         assert hashes[0] == hashes[1]
     with pytest.raises(RankError, match="control"):
@@ -161,7 +161,7 @@ def _lines(control, steps):
     return said
 
 
-def test_every_change_is_a_line_on_rank_0(pools):
+def test_every_change_logs_a_line_on_rank_0(pools):
     lines, *others = pools(3).run(_lines, control=SCHEDULE, steps=9)
     # Decided two steps before they hold.
     assert [line for line in lines if "control of" in line] == [
@@ -170,7 +170,7 @@ def test_every_change_is_a_line_on_rank_0(pools):
     assert not any("control of" in line for lines in others for line in lines)
 
 
-def test_rules_of_the_same_glob_are_told_apart(monkeypatch):
+def test_rules_with_same_glob_are_distinguished(monkeypatch):
     from laconic import changes, environment
 
     said = []
@@ -201,7 +201,7 @@ def _refusal(by_rank, spec):
     ("topk", "dc2:deadline_ms=0", "deadline_ms"),
     ("topk", "schedule:0=2", "2"),
 ])
-def test_bad_controls_are_one_message_on_every_rank(pools, spec, control, said):
+def test_bad_controls_give_one_message_on_every_rank(pools, spec, control, said):
     found = pools(3).run(_refusal, spec=spec, by_rank=[control] * 3)
     assert len(set(found)) == 1 and said in found[0], found
 
@@ -242,7 +242,7 @@ needs_command = pytest.mark.skipif(not COMMAND.exists(), reason=f"{COMMAND} is n
 
 @needs_command
 @pytest.mark.parametrize("spec, strategy", [("topk:ratio=0.2", "gather_all"), ("topk:ratio=0.2", "two_shot"), ("randomk:ratio=0.2", "native_sum")])
-def test_what_was_recorded_is_replayed_bit_for_bit(pools, tmp_path, spec, strategy):
+def test_recorded_run_replays_bit_for_bit(pools, tmp_path, spec, strategy):
     file, again = tmp_path / "run.jsonl", tmp_path / "again.jsonl"
     options = {"steps": 24, "spec": spec, "strategy": strategy}
     first = pools(3).run(_recorded, control=LAW, record=str(file), **options)
@@ -260,7 +260,7 @@ def test_what_was_recorded_is_replayed_bit_for_bit(pools, tmp_path, spec, strate
 
 
 @needs_command
-def test_a_record_without_a_control_tells_what_one_would_have_done(pools, tmp_path):
+def test_record_without_control_shows_possible_decisions(pools, tmp_path):
     file = tmp_path / "run.jsonl"
     found = pools(3).run(_recorded, steps=16, variables={"LACONIC_RECORD": str(file)})
     plain = pools(3).run(_recorded, steps=16)
@@ -268,7 +268,7 @@ def test_a_record_without_a_control_tells_what_one_would_have_done(pools, tmp_pa
     assert _replay(file)["equal"] and len(_replay(file, "--control", LAW)["decisions"]) >= 2
 
 
-def test_a_replay_is_killed_and_resumed(pools, tmp_path):
+def test_killed_replay_resumes(pools, tmp_path):
     file = tmp_path / "run.jsonl"
     recorded = pools(3).run(_recorded, control=LAW, record=str(file), steps=24)
     assert recorded[0][1] >= 2
@@ -306,7 +306,7 @@ def _replayed_from_checkpoint(before, after, record, checkpoint, spec="topk:rati
 # The second takes float32: its state is saved while residuals go out.
 @pytest.mark.parametrize("law, before", [(LAW, 10), ("dc2:deadline_ms=100000,max=0.21", 10)], ids=["smaller", "float32"])
 @pytest.mark.parametrize("spec", ["topk:ratio=0.2", "randomk:ratio=0.2"])
-def test_a_recorded_run_is_replayed_from_a_checkpoint_of_its_own(pools, tmp_path, spec, law, before):
+def test_recorded_run_replays_from_its_checkpoint(pools, tmp_path, spec, law, before):
     file, checkpoint = tmp_path / "run.jsonl", tmp_path / "state"
     options = {"before": before, "after": 24 - before, "record": str(file), "checkpoint": str(checkpoint), "spec": spec, "buckets": 2}
     first = pools(3).run(_recorded_with_checkpoint, law=law, **options)
@@ -317,7 +317,7 @@ def test_a_recorded_run_is_replayed_from_a_checkpoint_of_its_own(pools, tmp_path
     assert (first[0][1][0]["strategy"] == "uncompressed") == (law != LAW)
 
 
-def test_state_of_another_run_is_refused_by_a_replay(pools, tmp_path):
+def test_replay_refuses_state_of_another_run(pools, tmp_path):
     file, other, checkpoint = tmp_path / "run.jsonl", tmp_path / "other.jsonl", tmp_path / "state"
     options = {"before": 8, "after": 2, "checkpoint": str(checkpoint)}
     pools(3).run(_recorded_with_checkpoint, law=LAW, record=str(file), **options)
@@ -347,7 +347,7 @@ def _beside(steps, save_at=None):
     return found
 
 
-def test_one_rule_takes_float32_beside_another(pools):
+def test_one_rule_uses_float32_and_other_stays(pools):
     results = pools(3).run(_beside, steps=34)
     for seen, stats, digest, _ in results:
         last = [strategies[-1] for strategies in seen]
@@ -370,7 +370,7 @@ def _record_refusal(by_rank):
     return None
 
 
-def test_records_that_cannot_be_are_one_message_on_every_rank(pools, tmp_path):
+def test_impossible_records_give_one_message_on_every_rank(pools, tmp_path):
     record, other, missing = tmp_path / "run.jsonl", tmp_path / "other.jsonl", tmp_path / "missing" / "run.jsonl"
     pools(3).run(_recorded, steps=12, control=LAW, record=str(record))
     lines = record.read_text().splitlines(keepends=True)
@@ -402,7 +402,7 @@ def _a_session_of_our_own(control, record, steps=14):
 
 
 @needs_command
-def test_a_session_without_torchs_models(pools, tmp_path):
+def test_session_without_torch_models_is_controlled(pools, tmp_path):
     file = tmp_path / "run.jsonl"
     first = pools(3).run(_a_session_of_our_own, control=LAW, record=str(file))
     replayed = pools(3).run(_a_session_of_our_own, control=f"replay:{file}", record=None)
@@ -422,7 +422,7 @@ def _told(record, steps):
     return found, [line for line in said if line.startswith("record: ")]
 
 
-def test_a_full_disk_is_told_once_and_training_goes_on(pools):
+def test_full_disk_is_reported_once_and_training_continues(pools):
     plain = pools(3).run(_recorded, steps=4)
     found = pools(3).run(_told, record="/dev/full", steps=4)
     assert {digest for (digest, _, _), _ in found} == {plain[0][0]}

@@ -23,7 +23,7 @@ def test_replicas_are_bit_identical(ranks, spec):
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("spec", ["none", "3lc", "topk:ratio=0.05", "powersgd:rank=2"])
-def test_any_number_of_ranks(pools, spec, world):
+def test_any_number_of_ranks_trains(pools, spec, world):
     same_everywhere(pools(world).run(training.train, spec=spec, steps=4))
 
 
@@ -51,7 +51,7 @@ def _loads_alone():
     return state["tensors"], handle.stats()["residual_norm"]
 
 
-def test_one_rank_loads_what_one_that_compressed_has_saved(pools):
+def test_one_rank_loads_state_of_compressed_run(pools):
     assert pools(1).run(_loads_alone) == [({}, 0.0)]
 
 
@@ -62,7 +62,7 @@ def test_none_equals_plain_ddp(ranks):
 
 
 @pytest.mark.parametrize("spec", ["int8", "3lc", "topk:ratio=0.05", "sidco:ratio=0.05"])
-def test_buckets_are_only_transport(ranks, spec):
+def test_bucket_layout_changes_no_value(ranks, spec):
     one = same_everywhere(ranks.run(training.train, spec=spec, steps=6, buckets=1))
     many = same_everywhere(ranks.run(training.train, spec=spec, steps=6, buckets=6))
     assert one["hash"] == many["hash"]
@@ -81,13 +81,13 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "powersgd:rank=2", "bf16"])
-def test_modes(ranks, spec, mode):
+def test_all_modes_train(ranks, spec, mode):
     same_everywhere(ranks.run(training.train, spec=spec, steps=5, buckets=2, **MODES[mode]))
 
 
 @pytest.mark.parametrize("branch", [training.on_rank_zero, training.on_odd_steps])
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "int8", "powersgd:rank=2", "randomk:ratio=0.05"])
-def test_unused_parameters(ranks, spec, branch):
+def test_unused_parameters_are_handled(ranks, spec, branch):
     same_everywhere(ranks.run(training.train, spec=spec, steps=6, buckets=2, branch=branch, model_options={"unused": True},
                     ddp_options={"find_unused_parameters": True}))
 
@@ -108,7 +108,7 @@ def _keeps_unused(spec):
 
 
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "randomk:ratio=0.05", "powersgd:rank=2"])
-def test_a_parameter_without_gradient_keeps_its_residual(ranks, spec):
+def test_parameter_without_gradient_keeps_residual(ranks, spec):
     assert ranks.run(_keeps_unused, spec=spec) == [(True, True)] * 4
 
 
@@ -129,7 +129,7 @@ def _accumulates_in_the_open(spec):
 
 
 @pytest.mark.parametrize("spec", ["3lc", "powersgd:rank=2"])
-def test_accumulation_without_no_sync(pools, spec):
+def test_accumulation_works_without_no_sync(pools, spec):
     assert len(set(pools(3).run(_accumulates_in_the_open, spec=spec))) == 1
 
 
@@ -147,7 +147,7 @@ def _compiled(spec):
     return hashes
 
 
-def test_a_compiled_model_trains_the_same(pools):
+def test_compiled_model_trains_the_same(pools):
     for plain, compiled in pools(2).run(_compiled, spec="3lc"):
         assert plain == compiled
 
@@ -166,7 +166,7 @@ def _join(spec):
 
 
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "none"])
-def test_join_with_exhausted_ranks(ranks, spec):
+def test_join_handles_exhausted_ranks(ranks, spec):
     assert len(set(ranks.run(_join, spec=spec))) == 1
 
 
@@ -181,7 +181,7 @@ def _sizes(spec, buckets):
     return stats, explained
 
 
-def test_stats_and_explain(ranks):
+def test_stats_and_explain_are_complete(ranks):
     for stats, explained in ranks.run(_sizes, spec="topk:ratio=0.05", buckets=1):
         assert stats["steps"] == 5
         assert 0 < stats["wire_bytes"] < stats["dense_bytes"]
@@ -191,7 +191,7 @@ def test_stats_and_explain(ranks):
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
-def test_stats_count_what_plain_all_reduce_sums(ranks, buckets):
+def test_stats_count_plain_all_reduce_bytes(ranks, buckets):
     for stats, _ in ranks.run(_sizes, spec="none", buckets=buckets):
         total = 5 * sum(p.numel() for p in training.Net(48).parameters())
         ring = 4 * 2 * total * (4 - 1) / 4
@@ -226,7 +226,7 @@ FLUSHED = {"gather_all": ("topk:ratio=0.05", {}), "two_shot": ("3lc", {"attach_o
 
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("which", FLUSHED)
-def test_a_flush_drains_equal_parts(ranks, which, steps):
+def test_flush_drains_equal_parts(ranks, which, steps):
     spec, options = FLUSHED[which]
     results = ranks.run(_flush, spec=spec, steps=steps, buckets=2, **options)
     assert len({r["hash"] for r in results}) == 1
@@ -243,7 +243,7 @@ def test_a_flush_drains_equal_parts(ranks, which, steps):
 
 @pytest.mark.parametrize("asking", [[0], [3], [1, 2]])
 @pytest.mark.parametrize("which", FLUSHED)
-def test_one_rank_may_ask_for_a_flush(ranks, which, asking):
+def test_one_rank_may_request_flush(ranks, which, asking):
     spec, options = FLUSHED[which]
     results = ranks.run(_flush, spec=spec, steps=2, asking=asking, again=None, buckets=3, **options)
     assert len({r["hash"] for r in results}) == 1
@@ -252,12 +252,12 @@ def test_one_rank_may_ask_for_a_flush(ranks, which, asking):
         assert result["norms"][5] > 0 and result["norms"][6] == 0 and result["norms"][7] > 0
 
 
-def test_a_flush_under_way_is_not_asked_for_again(ranks):
+def test_flush_in_progress_ignores_second_request(ranks):
     for result in ranks.run(_flush, spec="topk:ratio=0.05", steps=4, again=6):
         assert result["norms"][7] > 0 and result["norms"][8] == 0 and result["norms"][9] > 0
 
 
-def test_a_flush_of_nothing(ranks):
+def test_flush_of_nothing_ends_at_once(ranks):
     for result in ranks.run(_flush, spec="none", steps=2, buckets=2):
         assert set(result["norms"].values()) == {0.0} and result["stats"]["exchanges"] == 0
 
@@ -278,7 +278,7 @@ def _wrong_flush():
     return told
 
 
-def test_a_flush_in_steps_that_cannot_be(pools):
+def test_flush_refuses_impossible_step_counts(pools):
     assert pools(2).run(_wrong_flush) == [[("invalid_argument", True)] * 6] * 2
 
 
@@ -323,7 +323,7 @@ def _watched(spec, steps):
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "none"])
-def test_any_thread_may_ask_for_counters_at_any_time(pools, spec):
+def test_any_thread_may_read_counters(pools, spec):
     results = pools(2).run(_watched, spec=spec, steps=80)
     assert len({r["hash"] for r in results}) == 1
     for result in results:
@@ -346,7 +346,7 @@ def _layouts(spec, steps, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"ddp_options": {"static_graph": True}}, {"ddp_options": {"find_unused_parameters": True}}])
-def test_buffers_of_layouts_that_ddp_has_left_are_freed(pools, options):
+def test_buffers_of_unused_layouts_are_freed(pools, options):
     results = pools(2).run(_layouts, spec="topk:ratio=0.05", steps=6, coalesce=False, **options)
     assert len({hash_ for _, hash_ in results}) == 1
     for counts, _ in results:
@@ -357,7 +357,7 @@ def test_buffers_of_layouts_that_ddp_has_left_are_freed(pools, options):
             assert first == (1, 1) and max(counts) == (4, 4) and counts[-2:] == [(3, 3)] * 2
 
 
-def test_an_uncompressed_bucket_has_no_buffers_and_stays(pools):
+def test_uncompressed_bucket_has_no_buffers_and_stays(pools):
     for counts, _ in pools(2).run(_layouts, spec="none", steps=5):
         assert counts[-1] == (0, 3)
 
@@ -385,7 +385,7 @@ def _replicated(spec, steps=3):
     return values, handle and (handle.stats()["steps"], handle.stats()["ratio"])
 
 
-def test_a_replicated_module_is_attached(pools):
+def test_replicated_module_is_attached(pools):
     import sys
 
     pytest.importorskip("torch.distributed._composable.replicate")

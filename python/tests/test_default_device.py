@@ -53,14 +53,14 @@ def _trained(default, spec):
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2", "largest:ratio=0.05"])
-def test_attach_train_and_state_under_another_default_device(pools, spec):
+def test_attach_trains_under_another_default_device(pools, spec):
     if "largest" in spec:
         pytest.importorskip("numpy")
     meta, cpu = (pools(2).run(_trained, default=default, spec=spec) for default in ("meta", "cpu"))
     assert meta == cpu and meta[0] == meta[1] and meta[0][1] == {"cpu"}
 
 
-def test_every_tensor_that_is_made_names_device_and_type():
+def test_every_new_tensor_names_device_and_type():
     missing = []
     for path in sorted(Path(laconic.__file__).parent.rglob("*.py")):
         if path.name in OWN_PROCESS:

@@ -15,7 +15,7 @@ import training  # noqa: E402
 from laconic.delivery import EndOfBackward  # noqa: E402
 
 
-def test_values_are_there_before_ddp_asks_and_the_last_is_waited_for_first():
+def test_values_arrive_before_ddp_asks_and_last_is_awaited_first():
     told, end = [], EndOfBackward()
 
     class Delivery:
@@ -42,7 +42,7 @@ def test_values_are_there_before_ddp_asks_and_the_last_is_waited_for_first():
     assert told == ["last waited for", "first waited for", "first", "last", "ddp"] * 2
 
 
-def test_outside_of_backward_it_is_done_at_once():
+def test_delivery_outside_of_backward_is_immediate():
     told, end = [], EndOfBackward()
     end.add(type("Delivery", (), {"wait": lambda self: told.append("wait"), "deliver": lambda self: told.append("deliver")})())
     end.queue()
@@ -91,7 +91,7 @@ def _steps(pools, **options) -> list:
 
 
 @pytest.mark.parametrize("spec", ["none", "3lc"])
-def test_small_buckets_get_their_means_in_the_thread_that_waits(pools, spec):
+def test_small_buckets_are_delivered_in_waiting_thread(pools, spec):
     """Up to the first long one, which DDP copies while later ones are on their way; a last one has none behind it."""
     small_ones = _steps(pools, spec=spec, width=48, buckets=200)
     assert len(small_ones) >= 3 and all(waits and not is_long for is_long, _, waits in small_ones)
@@ -114,11 +114,11 @@ def _callbacks_lent():
     return len(lent)
 
 
-def test_the_end_of_the_process_waits_for_callbacks_of_the_group_too(pools):
+def test_process_exit_waits_for_group_callbacks(pools):
     assert min(pools(2).run(_callbacks_lent)) >= 2
 
 
-def test_a_step_without_an_exchange_wakes_no_thread(pools):
+def test_step_without_exchange_wakes_no_thread(pools):
     for buckets, woken in pools(2).run(_threads_of_means, spec="none", steps=3):
         assert buckets and woken == 0
     for buckets, woken in pools(2).run(_threads_of_means, spec="3lc", steps=3):

@@ -82,14 +82,14 @@ def test_two_processes_exchange(tmp_path):
     assert address in checks["interface"]["text"] and not any(check["mend"] for check in checks.values())
 
 
-def test_values_that_mean_nothing_are_named(monkeypatch):
+def test_invalid_values_are_named(monkeypatch):
     monkeypatch.setenv("LACONIC_DISABLE", "ja")
     monkeypatch.setenv("LACONIC_LOG", "loud")
     text = doctor._variables().text
     assert "LACONIC_DISABLE=ja does not switch laconic off" in text and "LACONIC_LOG=loud is not a level" in text
 
 
-def test_without_torch_and_numpy(tmp_path):
+def test_missing_torch_and_numpy_are_reported(tmp_path):
     done = run(tmp_path, program=("-c", f"BLOCKED = ('torch', 'numpy')\n{BLOCK}"), LACONIC_SPEK="3lc", LACONIC_WHATEVER="1")
     assert done.returncode == 1, done.stderr
     said = lines(done)
@@ -100,14 +100,14 @@ def test_without_torch_and_numpy(tmp_path):
     assert said["variables"].endswith("mend it with: unset LACONIC_SPEK LACONIC_WHATEVER")
 
 
-def test_a_torch_that_is_broken(tmp_path):
+def test_broken_torch_is_reported(tmp_path):
     (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: cannot open shared object file')\n")
     done = run(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), PACKAGE]))
     assert done.returncode == 1, done.stderr
     assert "cannot be imported: OSError: libtorch.so" in lines(done)["torch"]
 
 
-def test_a_torch_without_gloo(tmp_path):
+def test_torch_without_gloo_is_reported(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.4'\n")
     (tmp_path / "torch" / "distributed.py").write_text("def is_available(): return True\ndef is_gloo_available(): return False\n")
@@ -116,7 +116,7 @@ def test_a_torch_without_gloo(tmp_path):
     assert lines(done)["gloo"].startswith("NO: this torch was built without it") and lines(done)["exchange"] == "NO: not tried"
 
 
-def test_a_torch_that_is_too_old(tmp_path):
+def test_old_torch_is_reported(tmp_path):
     """Both say it: the doctor, and what imports any part of the package that trains."""
     for name, content in HANGING_TORCH.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def test_a_torch_that_is_too_old(tmp_path):
     assert run(tmp_path, program=("-c", code), PYTHONPATH=path).stdout.splitlines() == [told] * 4
 
 
-def test_an_interface_that_is_not_there(tmp_path, monkeypatch):
+def test_missing_interface_is_reported(tmp_path, monkeypatch):
     """Gloo names it as soon as a process begins; of `exchange`, which then ends, other tests know the rest."""
     pytest.importorskip("torch")
     from launches import program
@@ -148,7 +148,7 @@ def test_an_interface_that_is_not_there(tmp_path, monkeypatch):
     assert "nonexistent0" in said["exchange"] and said["exchange"].endswith("mend it with: unset GLOO_SOCKET_IFNAME")
 
 
-def test_a_library_that_is_not_there(tmp_path):
+def test_missing_library_is_reported(tmp_path):
     done = run(tmp_path, LACONIC_LIBRARY="/nonexistent/liblaconic.so")
     assert done.returncode == 1
     assert "/nonexistent/liblaconic.so" in done.stderr.splitlines()[-1] and "LACONIC_LIBRARY" in done.stderr.splitlines()[-1]
@@ -172,7 +172,7 @@ def fake_nccl():
     return library
 
 
-def test_nccl_by_the_variable_with_and_without_gpus(tmp_path, fake_nccl):
+def test_nccl_from_variable_is_tried_with_and_without_gpus(tmp_path, fake_nccl):
     (tmp_path / "libcuda.so.1").symlink_to(fake_nccl)
     variables = {"LACONIC_NCCL_LIB": str(fake_nccl), "LD_LIBRARY_PATH": str(tmp_path)}
     here = f"2.27.3, {fake_nccl} (LACONIC_NCCL_LIB)"
@@ -181,14 +181,14 @@ def test_nccl_by_the_variable_with_and_without_gpus(tmp_path, fake_nccl):
     assert nccl_line(tmp_path, **variables, FAKE_NCCL_DEVICES="0") == f"{here}; cannot run: {why}"
 
 
-def test_nccl_of_an_old_version_and_without_a_driver(tmp_path, fake_nccl):
+def test_old_nccl_and_missing_driver_are_reported(tmp_path, fake_nccl):
     old = fake_nccl.with_name("liblaconic_fake_nccl_old.so")
     (tmp_path / "libcuda.so.1").write_bytes(b"no library")
     said = nccl_line(tmp_path, LACONIC_NCCL_LIB=str(old), LD_LIBRARY_PATH=str(tmp_path))
     assert said.startswith(f"2.7.8, {old} (LACONIC_NCCL_LIB); cannot run: no NVIDIA driver: ")
 
 
-def test_nccl_that_pip_installed_comes_before_the_systems(tmp_path, fake_nccl):
+def test_nccl_from_pip_precedes_system_nccl(tmp_path, fake_nccl):
     lib = tmp_path / "site" / "nvidia" / "nccl" / "lib"
     lib.mkdir(parents=True)
     (lib / "libnccl.so.2").symlink_to(fake_nccl)
@@ -200,7 +200,7 @@ def test_nccl_that_pip_installed_comes_before_the_systems(tmp_path, fake_nccl):
         assert nccl_line(tmp_path, LD_LIBRARY_PATH=str(tmp_path / "system")).startswith("2.27.3, libnccl.so.2 (the system's)")
 
 
-def test_nccl_that_is_not_there(tmp_path):
+def test_missing_nccl_is_reported(tmp_path):
     said = nccl_line(tmp_path, LACONIC_NCCL_LIB="/nonexistent/libnccl.so.2")
     assert said.startswith("not here: /nonexistent/libnccl.so.2: cannot open shared object file")
     assert said.endswith("mend it with: unset LACONIC_NCCL_LIB")
@@ -217,14 +217,14 @@ def hanging(tmp_path):
     return os.pathsep.join([str(tmp_path / "hanging"), PACKAGE])
 
 
-def test_processes_that_do_not_find_each_other(tmp_path, hanging):
+def test_unconnected_processes_are_reported(tmp_path, hanging):
     program = "import sys; from laconic import doctor; doctor.PATIENCE = 1.0; sys.exit(doctor.main())"
     done = run(tmp_path, program=("-c", program), PYTHONPATH=hanging)
     assert done.returncode == 1, done.stderr
     assert "nothing for 1 s" in lines(done)["exchange"]
 
 
-def test_a_process_that_aborts_says_where(tmp_path, hanging):
+def test_aborted_process_reports_where(tmp_path, hanging):
     """What the processes wrote is seen nowhere else."""
     (tmp_path / "hanging/torch/__init__.py").write_text("import os\n__version__ = '2.4'\ndef set_num_threads(n): os.abort()\n")
     code = "import json; from laconic import doctor; print(json.dumps(doctor.exchange(100.0)))"
@@ -259,7 +259,7 @@ def running(process: int) -> bool:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_stays_behind_when_it_is_interrupted(tmp_path, hanging, ending):
+def test_interrupt_leaves_nothing(tmp_path, hanging, ending):
     process = subprocess.Popen([sys.executable, "-m", "laconic.doctor"], env=environment(tmp_path, PYTHONPATH=hanging),
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                # a background job of a shell hands on that SIGINT is ignored
@@ -279,7 +279,7 @@ def test_nothing_stays_behind_when_it_is_interrupted(tmp_path, hanging, ending):
     assert said == ""
 
 
-def test_another_interface_is_named_where_it_works(monkeypatch):
+def test_working_interface_is_suggested(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     tried = []
     monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: tried.append(interface) or {"ratio": 20.0})
@@ -289,7 +289,7 @@ def test_another_interface_is_named_where_it_works(monkeypatch):
     assert doctor._exchanged({"error": "no route"}).mend == ""
 
 
-def test_a_machine_that_has_no_room(monkeypatch, tmp_path):
+def test_full_machine_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path / "absent"))
     assert "no folder for temporary files" in doctor.exchange(1.0)["error"]
     monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path))
@@ -301,7 +301,7 @@ def test_a_machine_that_has_no_room(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_replicas_that_differ_are_a_failure():
+def test_different_replicas_are_failure():
     assert doctor._exchanged({"ratio": 20.0, "equal": False, "address": ""}).ok is False
 
 
@@ -310,5 +310,5 @@ def test_replicas_that_differ_are_a_failure():
     ("Fatal Python error: x\nThread 1\n  File y\n", "Fatal Python error: x"),
     ("terminate called without y\nFatal Python error: Aborted\n\nThread 1\n  File y\n", "terminate called without y"),
     ("Fatal Python error: Aborted\n  File y\n", "Fatal Python error: Aborted"), ("only this\n", "only this")])
-def test_the_line_that_tells_why_is_found(said, reason):
+def test_line_with_reason_is_found(said, reason):
     assert doctor._reason(said) == reason

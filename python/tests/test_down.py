@@ -21,7 +21,7 @@ def _explained(spec, **options):
     return found
 
 
-def test_explain_and_the_line_have_it(pools):
+def test_explain_and_start_line_name_down_spec(pools):
     for explained, line in pools(3).run(_explained, spec="3lc", down="int8"):
         assert (explained["spec"], explained["down"], explained["strategy"]) == ("3lc", "int8", "two_shot")
         assert {s["rule"]: s["down"] for s in explained["settings"]} == {"*": "int8"}
@@ -44,7 +44,7 @@ def test_replicas_are_bit_identical(pools, dtype):
     assert same[0]["hash"] != results[0]["hash"]
 
 
-def test_exact_both_ways_is_the_mean(pools):
+def test_float32_both_ways_equals_two_shot_mean(pools):
     """float32 up and down: two_shot's sums, whatever they are called."""
     results = pools(2).run(_mean, down="none")
     assert results == pools(2).run(_mean, strategy="two_shot")
@@ -75,7 +75,7 @@ def _refusal(options):
 
 
 @pytest.mark.parametrize(("options", "name", "says"), REFUSED)
-def test_what_two_shot_cannot_carry_is_one_sentence_on_every_rank(pools, options, name, says):
+def test_impossible_down_specs_give_one_message_on_every_rank(pools, options, name, says):
     outcomes = pools(2).run(_refusal, options=options)
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][0] == name and says in outcomes[0][1]
@@ -85,6 +85,6 @@ def _two_downs():
     training.build(dist.group.WORLD, "3lc", attach_options={"down": "int8" if dist.get_rank() == 0 else "fp16"})
 
 
-def test_ranks_that_differ_are_told(pools):
+def test_ranks_with_different_down_specs_are_reported(pools):
     with pytest.raises(RankError, match="rank 0 has '3lc with down=int8', rank 1 has '3lc with down=fp16'"):
         pools(2).run(_two_downs)

@@ -43,7 +43,7 @@ def test_exact_lengths_change_no_bit_and_repeat_no_round(ranks, spec):
     assert exact[0][1]["wire_bytes"] <= granted[0][1]["wire_bytes"]
 
 
-def test_what_has_begun_is_waited_for_when_the_batch_cannot_be_started():
+def test_started_work_is_awaited_if_batch_cannot_start():
     """Collectives in flight write to the exchange's memory."""
     from laconic.engine import Engine
 
@@ -165,7 +165,7 @@ def _seconds_of_gathers():
     return found, sent
 
 
-def test_a_gather_takes_its_time_on_an_emulated_link(pools):
+def test_gather_takes_its_time_on_emulated_link(pools):
     """What ranks agree on goes this way."""
     for ((same, _), (also, slow)), sent in pools(3).run(_seconds_of_gathers):
         assert same and also and sent[-2:] == [2, 4000] and slow >= 0.15
@@ -192,7 +192,7 @@ def _ring(lengths):
 
 
 @pytest.mark.parametrize("lengths", [[5, 3, 9], [4, 0, 7]])
-def test_messages_go_to_those_who_are_listed(pools, lengths):
+def test_messages_reach_listed_ranks(pools, lengths):
     for rank, (arrived, sent) in enumerate(pools(3).run(_ring, lengths=lengths)):
         before = (rank - 1) % 3
         assert arrived == [10 + before] * lengths[before] + [99] * (max(lengths) - lengths[before])
@@ -200,7 +200,7 @@ def test_messages_go_to_those_who_are_listed(pools, lengths):
 
 
 @pytest.mark.parametrize("how", ["asks the store", "gives up on the store", "runs a batch"])
-def test_the_end_of_the_process_waits_for_a_thread_inside_torch(how, tmp_path):
+def test_process_exit_waits_for_thread_inside_torch(how, tmp_path):
     """One that comes back from torch while the interpreter goes away ends the process with SIGABRT."""
     program = f"""if True:
         import datetime
@@ -231,7 +231,7 @@ def test_the_end_of_the_process_waits_for_a_thread_inside_torch(how, tmp_path):
     assert done.returncode == 0, done.stderr  # of which the store has its own
 
 
-def test_the_end_of_the_process_waits_for_the_threads_of_the_backend():
+def test_process_exit_waits_for_backend_threads():
     """The last to drop a tensor wants the interpreter, and Gloo's threads end the process with SIGABRT if it is going away."""
     program = """if True:
         import atexit
@@ -267,7 +267,7 @@ def test_the_end_of_the_process_waits_for_the_threads_of_the_backend():
     assert (done.returncode, done.stdout) == (0, "let go, end"), done.stderr
 
 
-def test_the_end_of_the_process_waits_for_a_thread_that_is_still_in_the_interpreter():
+def test_process_exit_waits_for_thread_still_in_interpreter():
     """It has let go of a tensor or of a callback, and wants the interpreter once more: on a busy machine, long afterwards."""
     program = """if True:
         import atexit
@@ -294,7 +294,7 @@ def test_the_end_of_the_process_waits_for_a_thread_that_is_still_in_the_interpre
     assert (done.returncode, done.stdout) == (0, "out, end"), done.stderr
 
 
-def test_what_is_never_let_go_outlives_the_interpreter():
+def test_leaked_objects_outlive_interpreter():
     """Then a thread of the backend is not the last to hold it."""
     program = """if True:
         import atexit
@@ -317,7 +317,7 @@ def test_what_is_never_let_go_outlives_the_interpreter():
     assert (done.returncode, done.stdout) == (0, "held"), done.stderr
 
 
-def test_the_end_of_the_process_waits_for_nothing_that_has_ended(pools):
+def test_process_exit_ignores_ended_threads(pools):
     """Of every kind of collective that the engine begins, empty ones among them. What an earlier test left in these processes, as a
     collective that it abandoned, does not count."""
     assert pools(2).run(_all_let_go) == [(0, 0), (0, 0)]
@@ -374,7 +374,7 @@ def _policies():
     return own, found, of_worker
 
 
-def test_threads_of_gloo_take_no_core_from_others(pools):
+def test_gloo_threads_take_no_core_from_others(pools):
     import os
 
     for own, found, of_worker in pools(2).run(_policies):
@@ -396,7 +396,7 @@ def _refused_policies():
         os.sched_setscheduler = kept
 
 
-def test_a_sandbox_that_refuses_is_no_failure(pools):
+def test_sandbox_refusal_is_no_failure(pools):
     import os
 
     for own, found, _ in pools(2).run(_refused_policies):

@@ -14,18 +14,18 @@ from laconic import _lib, errors
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_names_are_the_librarys():
+def test_names_match_library():
     said = {_lib.error_name(code): code for code in range(201)}
     del said["unknown"]
     assert errors.CODES == said
 
 
-def test_names_are_the_documents():
+def test_names_match_document():
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", (ROOT / "docs/format/ERRORS.md").read_text(), re.M)
     assert errors.CODES == {name: int(code) for code, name in rows}
 
 
-def test_an_error_takes_its_number_from_the_table():
+def test_error_number_comes_from_table():
     error = errors.error("state_corrupt", "it is damaged", "take another")
     assert (error.code, error.name, str(error)) == (81, "state_corrupt", "it is damaged (take another)")
     assert errors.error("internal", "a rule was broken").hint == ""
@@ -57,7 +57,7 @@ def fields_of(name):
 
 
 @pytest.mark.parametrize("name", MIRRORS)
-def test_structs_are_the_headers(name):
+def test_structs_match_headers(name):
     scalars = {"uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64, "char": ctypes.c_char * 256, "double": ctypes.c_double, "int32_t": ctypes.c_int32,
                "uint16_t": ctypes.c_uint16, "uint8_t": ctypes.c_uint8}
     arrays = {("aggregate", "reserved"): ctypes.c_uint8 * 7}
@@ -75,7 +75,7 @@ def test_every_struct_is_mirrored():
     assert set(re.findall(r"typedef struct laconic_(\w+) \{", HEADER)) == set(MIRRORS)
 
 
-def test_signatures_take_as_many_arguments_as_the_header():
+def test_signatures_match_header():
     declared = re.findall(r"LACONIC_API ([\w ]+?[ *]+)(laconic_\w+)\(([^)]*)\)", HEADER)
     assert {name for _, name, _ in declared} == set(_lib._SIGNATURES)
     results = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
@@ -94,7 +94,7 @@ def test_signatures_take_as_many_arguments_as_the_header():
                 assert ctypes.sizeof(our) == ctypes.sizeof(ctypes.c_void_p), f"{name}: {kind}"
 
 
-def test_constants_are_the_headers():
+def test_constants_match_headers():
     for name in ("AGREEMENT_BYTES", "MAX_THREADS", "MAX_BATCH", "MAX_WINDOW", "SHORT_ELEMENTS", "ABI_VERSION"):
         assert getattr(_lib, name) == int(re.search(rf"#define LACONIC_{name} (\d+)", HEADER)[1])
     numbers = dict(re.findall(r"LACONIC_(\w+) = (\d+)", HEADER))

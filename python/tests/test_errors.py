@@ -31,7 +31,7 @@ def told(call) -> laconic.LaconicError:
     ("", 2, "spec_syntax", ["name is missing", "topk:ratio=0.01"]),
     ("topk:ratio", 2, "spec_syntax", ["key=value"]),
 ])
-def test_a_wrong_spec_names_the_nearest_right_one(spec, code, name, words):
+def test_wrong_spec_names_nearest_right_one(spec, code, name, words):
     error = told(lambda: laconic.Codec(spec))
     assert (error.code, error.name) == (code, name)
     for word in words:
@@ -39,7 +39,7 @@ def test_a_wrong_spec_names_the_nearest_right_one(spec, code, name, words):
     assert error.message in str(error) and error.hint in str(error)
 
 
-def test_errors_travel_between_processes():
+def test_errors_are_passed_between_processes():
     error = told(lambda: laconic.Codec("topk:ratoi=0.1"))
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.code, copy.name, copy.message, copy.hint, str(copy)) == (
@@ -55,7 +55,7 @@ def test_attach_takes_a_ddp_model(what):
     assert "DistributedDataParallel" in error.hint and "laconic.run" in error.hint
 
 
-def test_attach_names_what_it_was_given():
+def test_attach_names_type_of_its_argument():
     torch = pytest.importorskip("torch")
     assert "torch.nn.modules.linear.Linear" in told(lambda: laconic.attach(torch.nn.Linear(2, 2), "3lc")).message
 
@@ -127,12 +127,12 @@ DISAGREEMENTS = {
 
 
 @pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_ranks_that_disagree_hear_one_message(pools, what):
+def test_ranks_that_disagree_get_one_message(pools, what):
     per_rank, words = DISAGREEMENTS[what]
     every_rank(pools(3), "ranks_disagree", *words, per_rank=per_rank)
 
 
-def test_the_same_spec_in_other_words_is_no_disagreement(pools):
+def test_same_spec_in_other_words_is_accepted(pools):
     assert pools(3).run(_attach, per_rank={1: {"spec": "3lc:s=1.0,scale=unit"}}) == [None] * 3
 
 
@@ -156,25 +156,25 @@ def test_one_rank_with_a_wrong_variable_is_named_on_all(pools, environment, word
                per_rank={2: {"spec": None}} if "LACONIC_SPEC" in environment else None)
 
 
-def test_a_variable_that_one_rank_lacks(pools):
+def test_variable_missing_on_one_rank_is_reported(pools):
     every_rank(pools(3), "ranks_disagree", "rank 2 could not attach: no spec given", spec=None,
                environment={r: {"LACONIC_SPEC": "3lc"} for r in (0, 1)})
 
 
 @pytest.mark.parametrize("off", [[1], [0, 2]])
-def test_the_kill_switch_on_some_ranks_only_is_one_message(pools, off):
+def test_kill_switch_on_some_ranks_gives_one_message(pools, off):
     on = ", ".join(str(r) for r in range(3) if r not in off)
     every_rank(pools(3), "ranks_disagree", f"LACONIC_DISABLE=1 is set on rank {', '.join(map(str, off))} and not on rank {on}",
                environment={r: {"LACONIC_DISABLE": "1"} for r in off})
 
 
 @pytest.mark.parametrize("word", ["1", "true", "Yes", "ON"])
-def test_the_kill_switch_on_all_ranks(pools, word):
+def test_kill_switch_on_all_ranks_disables(pools, word):
     assert pools(3).run(_attach, environment={r: {"LACONIC_DISABLE": word} for r in range(3)}, register="fp16_compress_hook") == [None] * 3
 
 
 @pytest.mark.parametrize("word", ["0", "false", "No", "off", ""])
-def test_a_kill_switch_that_is_off_says_nothing(pools, word):
+def test_kill_switch_that_is_off_is_silent(pools, word):
     first, _ = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", "LACONIC_DISABLE": word})
     assert len(first) == 2 and all("topk on 1 of 2 tensors" in line for line in first)  # the start line, at each attach
 
@@ -205,7 +205,7 @@ def _attach_but_one(absent, patience):
         return error
 
 
-def test_a_rank_that_does_not_attach_is_named():
+def test_rank_that_does_not_attach_is_named():
     ranks = Ranks(3)  # of its own: its store has timed out
     try:
         first, absent, last = ranks.run(_attach_but_one, absent=1, patience=3)
@@ -242,7 +242,7 @@ def _siblings(failing):
     return [seen.index(x) for x in seen]
 
 
-def test_siblings_are_used_again_but_not_after_a_failure(pools):
+def test_sibling_groups_are_reused_except_after_failure(pools):
     assert pools(3).run(_siblings, failing=None) == [[0, 0, 0, 0]] * 3
     assert pools(3).run(_siblings, failing=1) == [[0, 1, 1, 1]] * 3
 
@@ -263,7 +263,7 @@ def test_siblings_are_used_again_but_not_after_a_failure(pools):
     ({"python_reducer": True}, "unsupported", ["optimize_ddp", "python_reducer", "default"]),
     ({"register": "laconic"}, "unsupported", ["laconic is attached to this model already", "handle"]),
 ])
-def test_what_all_ranks_do_wrong_is_said_as_it_is(pools, arguments, name, words):
+def test_same_error_on_all_ranks_is_reported_plainly(pools, arguments, name, words):
     every_rank(pools(3), name, *words, **arguments)
 
 
@@ -289,7 +289,7 @@ def _sharded(kind):
 
 
 @pytest.mark.parametrize("kind", ["fully_shard", "replicate_with_fsdp"])
-def test_sharded_models_are_refused_with_a_hint_that_holds(pools, kind):
+def test_sharded_models_are_refused_with_working_hint(pools, kind):
     pytest.importorskip("torch.distributed._composable.replicate_with_fsdp", reason="this PyTorch has no FSDP2")
     for name, message, hint in pools(2).run(_sharded, kind=kind):
         assert name == "unsupported" and "cannot attach to a " in message
@@ -330,7 +330,7 @@ def test_unknown_variables_are_named_once(pools):
     assert second == []  # one process per node speaks
 
 
-def test_log_level(pools):
+def test_log_level_filters_messages(pools):
     first, _ = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", "LACONIC_LOG": "warn", "LACONIC_NOISE": "1"})
     assert len(first) == 1 and "LACONIC_NOISE" in first[0]
 
@@ -339,14 +339,14 @@ def test_log_level(pools):
     ("LACONIC_LOG", "loud", ["is not a level: info is taken", "warn, info and debug"]),
     ("LACONIC_DISABLE", "maybe", ["does not switch laconic off", "1, true, yes, on do"]),
 ])
-def test_a_value_that_is_no_word_of_its_variable_is_named_once(pools, variable, value, words):
+def test_invalid_value_of_variable_is_named_once(pools, variable, value, words):
     first, second = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", variable: value})
     named = [line for line in first if f"{variable}={value}" in line]
     assert len(named) == 1 and all(word in named[0] for word in words)
     assert len(first) == 3 and second == []  # and the start line, at each attach
 
 
-def test_levels_in_capitals_and_the_whole_word(pools):
+def test_levels_may_be_upper_case_or_full_words(pools):
     for level in ("WARN", "warning"):
         first, _ = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", "LACONIC_LOG": level})
         assert first == []
@@ -354,7 +354,7 @@ def test_levels_in_capitals_and_the_whole_word(pools):
 
 # ---- emulated links ----
 
-def test_emulated_rates(monkeypatch, tmp_path):
+def test_emulated_rates_are_parsed(monkeypatch, tmp_path):
     from laconic import emulate
 
     clock, slept = [100.0], []

@@ -85,7 +85,7 @@ def heard_by_all(results, rank):
 
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("which", STRATEGIES)
-def test_a_failing_rank_is_heard_by_all(pools, which, victim):
+def test_failure_of_one_rank_reaches_all(pools, which, victim):
     spec, options = STRATEGIES[which]
     results = pools(3).run(_fails, spec=spec, victim=victim, **options)
     heard_by_all(results, victim)
@@ -95,7 +95,7 @@ def test_a_failing_rank_is_heard_by_all(pools, which, victim):
 
 @pytest.mark.parametrize("coalesce", [True, False])
 @pytest.mark.parametrize("which", STRATEGIES)
-def test_a_failure_in_one_of_several_buckets(pools, which, coalesce):
+def test_failure_in_one_of_several_buckets_reaches_all(pools, which, coalesce):
     spec, options = STRATEGIES[which]
     results = pools(3).run(_fails, spec=spec, victim=1, buckets=4, coalesce=coalesce, **options)
     heard_by_all(results, 1)
@@ -123,19 +123,19 @@ def _all_parts_fail():
     return result
 
 
-def test_of_parts_that_fail_the_first_is_told(pools):
+def test_first_of_several_failed_parts_is_reported(pools):
     for raised, last, failures in pools(2).run(_all_parts_fail):
         assert failures > 1 and last in raised
 
 
 @pytest.mark.parametrize("spec", ["bf16", "powersgd:rank=2"])
-def test_a_failure_in_the_first_step_after_resuming(pools, spec):
+def test_failure_in_first_step_after_resume_reaches_all(pools, spec):
     results = pools(3).run(_fails, spec=spec, victim=1, buckets=4, resume=True)
     heard_by_all(results, 1)
 
 
 @pytest.mark.parametrize("spec", ["3lc", "powersgd:rank=2", "topk:ratio=0.05"])
-def test_a_failure_during_a_flush_keeps_what_was_not_delivered(pools, spec):
+def test_failure_during_flush_keeps_undelivered_values(pools, spec):
     results = pools(3).run(_fails, spec=spec, victim=1, flush=True)
     heard_by_all(results, 1)
     assert len({r["hash"] for r in results}) == 1
@@ -156,7 +156,7 @@ def _trains_on_after_close(spec):
 
 
 @pytest.mark.parametrize("spec", ["3lc", "none"])
-def test_a_closed_handle_says_so(pools, spec):
+def test_closed_handle_reports_it_is_closed(pools, spec):
     for message in pools(2).run(_trains_on_after_close, spec=spec):
         assert message is not None and "handle was closed" in message and "attach again" in message
 
@@ -252,7 +252,7 @@ DEATHS = [("3lc", {"strategy": "two_shot"}, -1), ("3lc", {"strategy": "two_shot"
 
 
 @pytest.mark.parametrize(("spec", "options", "call"), DEATHS)
-def test_a_killed_rank_loses_nothing_of_the_others(spec, options, call):
+def test_killed_rank_loses_nothing_of_others(spec, options, call):
     import signal
 
     pool = Ranks(3)
@@ -325,7 +325,7 @@ def _dies_while_all_reduce(victim, begun):
 
 
 @pytest.mark.parametrize(("victim", "begun"), [(2, False), (2, True), (3, True), (0, False)])  # rank 0 hosts the store
-def test_all_hear_who_died_in_a_ring_not_only_its_neighbours(victim, begun):
+def test_all_ranks_of_ring_learn_who_died(victim, begun):
     pool = Ranks(4, timeout=600)  # Gloo itself tells the others only then
     try:
         pool.start(_dies_while_all_reduce, victim=victim, begun=begun)
@@ -382,7 +382,7 @@ def _dies_in_a_message():
         return str(error), again, bool((data == 77).all())
 
 
-def test_a_message_of_which_a_part_has_arrived_is_given_up():
+def test_partial_message_is_given_up():
     pool = Ranks(3, timeout=600)
     try:
         pool.start(_dies_in_a_message)
@@ -429,7 +429,7 @@ def _is_heard():
     return said, closed, broken
 
 
-def test_a_failure_is_written_before_connections_are_closed_because_of_it(pools):
+def test_failure_is_recorded_before_its_connections_close(pools):
     """Ranks whose waits end because another closes its connections find the first failure, not that one's end."""
     results = pools(3).run(_is_heard)
     assert [said for said, _, _ in results] == ["rank 0: RuntimeError: it broke"] * 3
@@ -437,7 +437,7 @@ def test_a_failure_is_written_before_connections_are_closed_because_of_it(pools)
     assert results[0][2] == [[], []]
 
 
-def test_all_connections_are_closed_though_one_breaks_meanwhile():
+def test_all_connections_close_even_if_one_breaks():
     """Rank 0 closes its own after rank 2 has looked and before it waits: that closes no other."""
     from laconic.faults import Faults
 
@@ -463,7 +463,7 @@ def test_all_connections_are_closed_though_one_breaks_meanwhile():
     assert waited == [0, 1] and faults._broken() == [0, 1, 3]
 
 
-def test_a_rank_that_hangs_is_noticed_within_the_groups_timeout():
+def test_hanging_rank_is_noticed_within_group_timeout():
     import signal
 
     pool = Ranks(2)
@@ -505,7 +505,7 @@ def _hangs_in_a_hurry(spec):
 
 
 @pytest.mark.parametrize(("spec", "told"), [("topk:ratio=0.05", "rank 1 did not answer"), ("fp16+ef", "a collective did not end")])
-def test_a_time_out_that_was_changed_behind_attach_holds(spec, told):
+def test_timeout_changed_after_attach_applies(spec, told):
     pool = Ranks(2, timeout=600)
     try:
         pool.start(_hangs_in_a_hurry, spec=spec)
@@ -535,7 +535,7 @@ def _attached_again():
     return found
 
 
-def test_a_sibling_that_is_used_again_has_the_time_out_of_now(pools):
+def test_reused_sibling_group_has_current_timeout(pools):
     for found in pools(2).run(_attached_again):
         assert found == [200, 200, 200, found[3], 300, 300, 300, found[3]]
 
@@ -641,7 +641,7 @@ INJECTED = {
 
 @pytest.mark.parametrize(("which", "victims", "late"), [
     *((which, victims, False) for which in INJECTED for victims in ([1], [0, 1, 2])), ("two_shot", [0], True)])
-def test_an_engine_that_fails_at_any_batch(pools, which, victims, late):
+def test_engine_failure_at_any_batch_loses_nothing(pools, which, victims, late):
     """Every rank ends with a message, none by a signal, none in a wait that has no end."""
     spec, options = INJECTED[which]
     pool, batches = pools(3), (2 if "two" in which else 1) * (1 if "coalesced" in which else 3)
@@ -661,7 +661,7 @@ def test_an_engine_that_fails_at_any_batch(pools, which, victims, late):
 
 
 @pytest.mark.parametrize("call", [0, 2, 3])
-def test_a_killed_rank_ends_no_other_by_a_signal(call):
+def test_killed_rank_ends_no_other_by_signal(call):
     import signal
 
     pool = Ranks(3)
@@ -720,7 +720,7 @@ def _sums_fail(spec, at_end):
 
 
 @pytest.mark.parametrize("at_end", [False, True])
-def test_a_failing_all_reduce_of_an_uncompressed_bucket_breaks_the_handle(pools, at_end):
+def test_failed_all_reduce_of_plain_bucket_breaks_handle(pools, at_end):
     """Of means that are given at the end of backward(), the failure is heard there: the step's three buckets have gone out."""
     for calls, raised, error in pools(2).run(_sums_fail, spec="none", at_end=at_end):
         assert calls == ([3, 3] if at_end else [1, 1])
@@ -764,7 +764,7 @@ def _poisoned_residual(ask):
 
 
 @pytest.mark.parametrize("ask", ["stats", "state", "never", "close"])
-def test_a_residual_that_was_reset_is_said_once(pools, ask):
+def test_reset_residual_is_reported_once(pools, ask):
     results = pools(2).run(_poisoned_residual, ask=ask)
     assert len({hash_ for _, _, hash_ in results}) == 1
     (nothing, _, _), (before_close, lines, _) = results

@@ -49,13 +49,13 @@ def _factors(spec, rates, follow=True, **options):
 
 @pytest.mark.parametrize(("spec", "options"), [("topk:ratio=0.05", {}), ("3lc", {"strategy": "two_shot"}), ("powersgd:rank=2", {}),
                                                ("randomk:ratio=0.05", {})])
-def test_residuals_are_multiplied_by_old_over_new(pools, spec, options):
+def test_residuals_are_scaled_by_old_over_new_rate(pools, spec, options):
     """A rate of 0 in between: they wait, and are then multiplied by what the last positive rate was over the new one."""
     assert all(pools(3).run(_factors, spec=spec, rates=[0.1, 0.1, 0.03, 0.03, 0.0, 0.0, 0.5, 0.7], **options))
     assert all(pools(3).run(_factors, spec=spec, rates=[0.0, 0.0, 0.1, 0.3], **options))  # a warm-up from 0
 
 
-def test_without_follow_a_rate_changes_no_residual(pools):
+def test_missing_follow_keeps_residuals(pools):
     assert all(pools(2).run(_factors, spec="topk:ratio=0.05", rates=[0.1, 0.01, 0.5], follow=False))
 
 
@@ -88,7 +88,7 @@ def _delivered(follow):
     return float((weight.detach() - start - rate * held / dist.get_world_size() - moved).norm() / moved.norm())
 
 
-def test_what_is_held_back_moves_as_far_as_it_would_have(pools):
+def test_delayed_gradient_moves_weights_as_at_its_own_rate(pools):
     assert max(pools(2).run(_delivered, follow=True)) < 1e-5
     assert min(pools(2).run(_delivered, follow=False)) > 1e-2
 
@@ -126,7 +126,7 @@ def _resumed(spec, weights_only, **options):
 
 
 @pytest.mark.parametrize(("spec", "options"), [("topk:ratio=0.05", {}), ("3lc", {"strategy": "two_shot"}), ("powersgd:rank=2", {})])
-def test_resume_is_bit_identical_where_the_rate_changes_behind_the_state(pools, spec, options):
+def test_resume_is_bit_identical_if_rate_changes_after_state(pools, spec, options):
     results = pools(3).run(_resumed, spec=spec, weights_only=True, **options)
     assert all(r == results[0] for r in results) and results[0][0] == results[0][1]
 
@@ -195,13 +195,13 @@ def _refused():
     return told, damaged, "rates" in without
 
 
-def test_what_cannot_be_followed_is_refused(pools):
+def test_unsupported_optimizers_are_refused(pools):
     for told, damaged, rates in pools(2).run(_refused):
         assert [name for name, _ in told] == ["invalid_argument"] * 3 and "none of the parameters" in told[2][1]
         assert damaged == ["state_corrupt"] * 7 and not rates
 
 
-def test_rates_by_themselves():
+def test_rates_alone_can_be_followed():
     held = {}
     assert changes(held, {"a": 0.0, "b": 0.5}) == {} and held == {"b": 0.5}
     assert changes(held, {"a": 0.1, "b": 0.25}) == {"b": 2.0}
@@ -214,7 +214,7 @@ def test_rates_by_themselves():
 @pytest.mark.parametrize(("kind", "strategy", "spec", "says"), [
     ("AdamW", "two_shot", "3lc", True), ("SGD", "two_shot", "3lc", False), ("AdamW", "gather_all", "3lc", False),
     ("AdamW", "two_shot", "3lc+noef", False)])
-def test_explain_names_the_second_leg_of_adam(kind, strategy, spec, says):
+def test_explain_warns_adam_of_second_encoding(kind, strategy, spec, says):
     model = torch.nn.Linear(3, 2)
     units = Units([(name, p) for name, p in model.named_parameters()], None, None)
     explained = {"strategy": strategy, "feedback": "+noef" not in spec, "world": 4}

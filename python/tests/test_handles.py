@@ -89,16 +89,16 @@ def _looked_through():
     return found
 
 
-def test_a_module_that_holds_one_wrapper_is_looked_through(pools):
+def test_module_with_one_wrapper_is_unwrapped(pools):
     assert all(all(found) for found in pools(2).run(_looked_through))
 
 
-def test_a_handle_is_found_from_the_wrapper_and_the_model_in_it(pools):
+def test_handle_is_found_from_wrapper_and_its_model(pools):
     for found in pools(2).run(_found):
         assert all(found), found
 
 
-def test_the_disabled_handle_has_what_a_handle_has():
+def test_disabled_handle_has_all_attributes():
     from laconic.attach import PassThrough
     from laconic.handle import Handle
 
@@ -165,7 +165,7 @@ def _ends(keep, width):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_wrappers_end_frees_session_thread_and_group(pools, keep):
+def test_end_of_wrapper_frees_session_thread_and_group(pools, keep):
     for ended, destroyed, groups, saved, after, refused in pools(2).run(_ends, keep=keep, width=120):
         assert ended and destroyed == 4
         assert groups == 1  # the next attach takes the one that was freed
@@ -191,7 +191,7 @@ def _collected_at_a_bad_moment():
     return ended
 
 
-def test_a_wrapper_may_be_collected_while_counters_are_locked(pools):
+def test_wrapper_may_be_collected_while_counters_are_locked(pools):
     assert pools(2).run(_collected_at_a_bad_moment) == [[True]] * 2
 
 
@@ -208,7 +208,7 @@ def _closed_twice():
         return str(error)
 
 
-def test_a_closed_handle_refuses_to_exchange(pools):
+def test_closed_handle_refuses_to_exchange(pools):
     for said in pools(2).run(_closed_twice):
         assert "this model's handle was closed" in said
 
@@ -246,7 +246,7 @@ def _copied(how):
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
-def test_a_copy_has_no_residual_and_may_be_attached(pools, how):
+def test_copy_has_no_residual_and_may_be_attached(pools, how):
     for outcome in pools(2).run(_copied, how=how):
         assert outcome["equal"] and outcome["dense"] == 6400 and outcome["sparse"] <= 640
         assert outcome["more"] < 1000  # a residual would take 25,600 bytes
@@ -275,7 +275,7 @@ print("done")
 """
 
 
-def test_what_is_kept_to_the_end_prints_nothing(tmp_path):
+def test_objects_kept_to_exit_print_nothing(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(laconic.__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", KEPT, tmp_path], env=environment, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stdout) == (0, "done\ndone\n"), done.stderr
@@ -285,7 +285,7 @@ def test_what_is_kept_to_the_end_prints_nothing(tmp_path):
 
 # ---- keywords ----
 
-def test_keywords_are_the_codecs_keys():
+def test_keywords_are_codec_keys():
     assert laconic.Codec("topk", ratio=0.05).spec == laconic.Codec("topk:ratio=0.05").spec == "topk:ratio=0.05"
     assert laconic.Codec("int8:round=stochastic+ef", block=512).spec == "int8:block=512,round=stochastic+ef"
     assert laconic.Codec("powersgd", warm=False).spec == "powersgd:warm=off"
@@ -306,7 +306,7 @@ def _with_keywords():
     return [h.spec for h in handles], str(caught.value)
 
 
-def test_attach_takes_them_too(pools):
+def test_attach_takes_codec_keys(pools):
     for specs, said in pools(2).run(_with_keywords):
         assert specs == ["topk:ratio=0.05"] * 2
         assert "stratgy" in said
@@ -343,7 +343,7 @@ def _cost_of_many():
     return [many[i] - one[i] for i in (0, 1)], steps, settled, [g.tolist() for g in gradients], before
 
 
-def test_sixteen_models_take_the_threads_and_files_of_one(pools):
+def test_sixteen_models_use_threads_and_files_of_one(pools):
     results = pools(2).run(_cost_of_many)
     for (threads, files), steps, settled, gradients, _ in results:
         assert threads <= 4 and files <= 10, (threads, files)

@@ -115,7 +115,7 @@ def zero_lines(outcomes) -> list[str]:
 
 
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05"])
-def test_a_resumed_trainer_equals_the_uninterrupted_one(pools, tmp_path, spec):
+def test_resumed_trainer_equals_the_uninterrupted_one(pools, tmp_path, spec):
     whole = pools(2).run(hf, spec=spec, folder=tmp_path, save_at=(4,))
     assert whole[0]["files"] == ["checkpoint-4/laconic-rank-0.pt", "checkpoint-4/laconic-rank-1.pt"]
     resumed = pools(2).run(hf, spec=spec, folder=tmp_path, resume="checkpoint-4")
@@ -159,7 +159,7 @@ def put_text(folder):
     (swap, ["rank 0, 1: ", "laconic-rank-0.pt: ", "rank 1"]),
     (put_text, ["rank 0: ", "no state that a LaconicCallback saved"]),
 ], ids=["lost", "torn", "other-model", "swapped", "foreign"])
-def test_all_ranks_load_or_none_and_rank_0_says_why(pools, tmp_path, harm, words):
+def test_all_ranks_load_or_none_and_rank_0_reports_why(pools, tmp_path, harm, words):
     pools(2).run(hf, folder=tmp_path, until=4, save_at=(4,))
     harm(tmp_path)
     resumed = pools(2).run(hf, folder=tmp_path, resume="checkpoint-4")
@@ -169,7 +169,7 @@ def test_all_ranks_load_or_none_and_rank_0_says_why(pools, tmp_path, harm, words
     assert resumed[0]["hash"] == resumed[1]["hash"]
 
 
-def test_another_spec_and_steps_that_differ_are_said(pools, tmp_path):
+def test_different_spec_and_steps_are_reported(pools, tmp_path):
     pools(2).run(hf, folder=tmp_path, until=4, save_at=(4,))
     [line] = zero_lines(pools(2).run(hf, spec="topk:ratio=0.05", folder=tmp_path, resume="checkpoint-4"))
     assert "3lc" in line and "topk" in line
@@ -182,7 +182,7 @@ def test_another_spec_and_steps_that_differ_are_said(pools, tmp_path):
     assert "not saved at the same step" in line
 
 
-def test_the_folder_that_training_resumes_from_may_be_named(pools, tmp_path):
+def test_folder_to_resume_from_may_be_named(pools, tmp_path):
     pools(2).run(hf, folder=tmp_path, until=4, save_at=(4,))
     here = str(tmp_path / "checkpoint-4")
     elsewhere = {"output_dir": str(tmp_path / "new")}
@@ -194,7 +194,7 @@ def test_the_folder_that_training_resumes_from_may_be_named(pools, tmp_path):
         assert zero_lines(outcomes) == ["residuals continue at step 4"]
 
 
-def test_a_state_that_cannot_be_written_is_said_and_training_goes_on(pools, tmp_path):
+def test_unwritable_state_is_reported_and_training_continues(pools, tmp_path):
     (tmp_path / "checkpoint-4" / "laconic-rank-1.pt" / "in the way").mkdir(parents=True)
     outcomes = pools(2).run(hf, folder=tmp_path, save_at=(4,))
     [line] = [line for line in outcomes[0]["lines"] if "not saved" in line]
@@ -213,7 +213,7 @@ def after_a_failure(folder):
     return Path(folder, "checkpoint-2", f"laconic-rank-{dist.get_rank()}.pt").is_file(), lines
 
 
-def test_a_survivor_still_saves(pools, tmp_path):
+def test_survivor_still_saves(pools, tmp_path):
     for saved, lines in pools(2).run(after_a_failure, folder=str(tmp_path)):
         assert saved and not any("not saved" in line for line in lines)
 
@@ -243,19 +243,19 @@ def unwrapped(which, arguments=None):
 
 @pytest.mark.parametrize("arguments, words", [({}, "not wrapped"), ({"fsdp": ["full_shard"]}, "FSDP"),
                                               ({"deepspeed": "config.json"}, "DeepSpeed")])
-def test_a_trainer_without_ddp_is_said_and_goes_on(pools, arguments, words):
+def test_trainer_without_ddp_is_reported_and_continues(pools, arguments, words):
     (lines, attached, _), (others, *_) = pools(2).run(unwrapped, which=(0, 1), arguments=arguments)
     [line] = lines
     assert line.startswith("nothing is compressed: ") and words in line
     assert not attached and not others
 
 
-def test_one_process_exchanges_nothing_and_hears_of_it(pools):
+def test_one_process_exchanges_nothing_and_is_informed(pools):
     [(lines, attached, _)] = pools(1).run(unwrapped, which=(0,))
     assert lines == ["one process exchanges nothing: LaconicCallback does not attach"] and not attached
 
 
-def test_a_wrapper_on_some_ranks_only_is_an_error_on_all(pools):
+def test_wrapper_on_some_ranks_only_is_error_on_all(pools):
     for error in pools(2).errors(unwrapped, which=(1,)):
         assert "rank 1 could not attach" in error.message
 
@@ -290,7 +290,7 @@ def attached_before():
     return callback.handle is handle, lines
 
 
-def test_a_model_that_is_attached_already_keeps_its_handle(pools):
+def test_attached_model_keeps_its_handle(pools):
     (kept, lines), (_, others) = pools(2).run(attached_before)
     assert kept and not others
     [line] = lines
@@ -306,7 +306,7 @@ def disabled(folder):
         del os.environ["LACONIC_DISABLE"]
 
 
-def test_the_kill_switch_is_silent(pools, tmp_path):
+def test_kill_switch_is_silent(pools, tmp_path):
     for (first, second), (lines, *_) in pools(2).run(disabled, folder=tmp_path):
         assert first["lines"] == second["lines"] == lines == [] and first["files"] == []
 
@@ -395,7 +395,7 @@ def fitted(folder, name="4.ckpt", spec="3lc"):
 
 
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05"])
-def test_a_resumed_fit_equals_the_uninterrupted_one(pools, tmp_path, spec):
+def test_resumed_fit_equals_the_uninterrupted_one(pools, tmp_path, spec):
     outcomes = pools(2).run(fitted, folder=str(tmp_path), spec=spec)
     assert zero_lines([outcomes[0], {"lines": []}]) == ["residuals continue at step 4"] * 2 + ["residuals continue at step 8"]
     assert not outcomes[1]["lines"]
@@ -423,7 +423,7 @@ def unfit(folder):
     return other, bare
 
 
-def test_other_strategies_and_missing_states_are_said(pools, tmp_path):
+def test_other_strategies_and_missing_states_are_reported(pools, tmp_path):
     (other, bare), *others = pools(2).run(unfit, folder=str(tmp_path))
     [line] = other
     assert line.startswith("nothing is compressed: ") and "Strategy" in line
@@ -432,7 +432,7 @@ def test_other_strategies_and_missing_states_are_said(pools, tmp_path):
     assert others == [([], [])]
 
 
-def test_laconic_imports_no_framework_and_says_which_one_is_missing():
+def test_laconic_imports_no_framework_and_names_missing_one():
     program = """
 import sys
 import laconic, laconic.integrations

@@ -249,14 +249,14 @@ def start(tmp_path, how, argv=("-m", "laconic.run", "--spec", "3lc"), **more):
     return launch([*argv, script, how, free_port()], tmp_path, world=1, daemon=False, **more)[0]
 
 
-def test_ranks_that_torch_spawns(tmp_path, compressed):
+def test_torch_spawned_ranks_attach(tmp_path, compressed):
     outcome = start(tmp_path, "spawn", ["-m", "laconic.run", "--spec", "3lc", "--summary"])
     assert outcome.code == 0, outcome.err
     assert [r["hash"] for r in reports(outcome)] == [compressed[0]] * 2
     assert len(outcome.notices) == 2 and "3lc on 1 of 2" in outcome.notices[0] and "3 steps" in outcome.notices[1]
 
 
-def test_ranks_that_are_forked(tmp_path, compressed):
+def test_forked_ranks_attach(tmp_path, compressed):
     """Such processes run no atexit."""
     outcome = start(tmp_path, "fork", ["-m", "laconic.run", "--spec", "3lc", "--summary", "--state", "states"], cwd=tmp_path)
     assert outcome.code == 0, outcome.err
@@ -265,12 +265,12 @@ def test_ranks_that_are_forked(tmp_path, compressed):
     assert sorted(name.split("-")[2] for name in os.listdir(tmp_path / "states")) == ["rank0of2", "rank1of2"]
 
 
-def test_a_launcher_of_processes_that_are_no_ranks(tmp_path):
+def test_launcher_processes_that_are_no_ranks_are_ignored(tmp_path):
     outcome = start(tmp_path, "fork_alone")
     assert len(outcome.notices) == 1 and "nothing was compressed: the script ran" in outcome.notices[0], outcome.err
 
 
-def test_a_forked_child_leaves_the_sign_and_the_process_takes_it_away():
+def test_forked_child_leaves_marker_and_process_removes_it():
     code = """
 import json, os, sys
 from laconic import automatic, run
@@ -287,18 +287,18 @@ print(os.path.exists(sign), sign)
     assert there == "True" and not os.path.exists(sign)
 
 
-def test_ranks_that_are_subprocesses_and_the_kill_switch(tmp_path, compressed):
+def test_subprocess_ranks_obey_kill_switch(tmp_path, compressed):
     outcome = start(tmp_path, "popen", LACONIC_DISABLE="1")
     assert outcome.code == 0, outcome.err
     assert [r["hash"] for r in reports(outcome)] == [compressed[1]] * 2 and outcome.notices == []
 
 
-def test_a_rank_that_is_not_reached_is_named(tmp_path):
+def test_unreached_rank_is_named(tmp_path):
     outcome = start(tmp_path, "isolated", TIMEOUT="15")
     assert outcome.code != 0 and "rank 1 did not attach within 15 s: was it started without laconic?" in outcome.err
 
 
-def test_torchruns_ranks(tmp_path, compressed):
+def test_torchrun_ranks_attach(tmp_path, compressed):
     """Their models are there to the end of the process."""
     script = written(tmp_path, STARTS)
     script.write_text(STARTS.replace('how, port = sys.argv[1], sys.argv[2]', 'kept = rank_of(); sys.exit()'))
@@ -311,7 +311,7 @@ def test_torchruns_ranks(tmp_path, compressed):
     assert sorted(name.split("-")[2] for name in os.listdir(tmp_path / "states")) == ["rank0of2", "rank1of2"]
 
 
-def test_an_inner_run_wins(tmp_path):
+def test_inner_run_wins(tmp_path):
     script = written(tmp_path, KINDS)
     outer = ["-m", "laconic.run", "--spec", "topk", "--summary"]
     outcomes = under_run(script, "ddp", spec="3lc", outer=outer)
@@ -319,7 +319,7 @@ def test_an_inner_run_wins(tmp_path):
     assert outcomes[1].notices == [] and reports(outcomes[0])[0]["hash"] == reports(under_run(script, "ddp")[0])[0]["hash"]
 
 
-def test_two_runs_in_one_process_say_one_line(tmp_path):
+def test_two_runs_in_one_process_log_one_line(tmp_path):
     outer = ["-m", "laconic.run", "--spec", "topk"]
     assert len(under_run(written(tmp_path, NOTHING), "alone", world=1, outer=outer)[0].notices) == 1
 
@@ -343,7 +343,7 @@ print(json.dumps({"path": sys.path, "ours": [f for f in sys.meta_path if hasattr
 """
 
 
-def test_the_next_sitecustomize_runs_as_ever(tmp_path):
+def test_next_sitecustomize_runs_unchanged(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mark = __name__, __file__, sys.modules[__name__].__file__\n")
     for variables in ({"LACONIC_RUN": "{}"}, {}):
         done = interpreter(SEEN, tmp_path, **variables)
@@ -353,26 +353,26 @@ def test_the_next_sitecustomize_runs_as_ever(tmp_path):
         assert seen["ours"] == bool(variables) and done.stderr == ""
 
 
-def test_an_interpreter_that_needs_no_torch_loads_nothing_for_it():
+def test_interpreter_without_torch_loads_nothing():
     with_it, without = (set(json.loads(interpreter(SEEN, **v).stdout)["modules"]) for v in ({"LACONIC_RUN": "{}"}, {}))
     assert with_it - without == {"laconic_imports"}
 
 
-def test_nobody_listens_twice():
+def test_import_hook_is_installed_once():
     more = "from laconic._bootstrap import laconic_imports as ours, sitecustomize\nours.install()\nimport sys\n"
     done = interpreter(more + "print(sum(hasattr(f, 'watches_for_laconic') for f in sys.meta_path))",
                        BOOTSTRAP.parents[1], LACONIC_RUN="{}")
     assert done.stdout.strip() == "1"
 
 
-def test_a_broken_sitecustomize_is_reported_by_python_itself(tmp_path):
+def test_broken_sitecustomize_is_reported_by_python(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import no_such_module\n")
     done = interpreter(SEEN, tmp_path, LACONIC_RUN="{}")
     assert "no_such_module" in done.stderr and "laconic" not in done.stderr
     assert json.loads(done.stdout)["ours"]
 
 
-def test_a_damaged_bootstrap_stops_no_interpreter(tmp_path):
+def test_damaged_bootstrap_stops_no_interpreter(tmp_path):
     (tmp_path / "sitecustomize.py").write_text((BOOTSTRAP / "sitecustomize.py").read_text())
     (tmp_path / "laconic_imports.py").write_text("1 / 0\n")
     done = interpreter(SEEN, bootstrap=tmp_path, LACONIC_RUN="{}")
@@ -380,7 +380,7 @@ def test_a_damaged_bootstrap_stops_no_interpreter(tmp_path):
     assert "ZeroDivisionError" in done.stderr and str(tmp_path) not in json.loads(done.stdout)["path"]
 
 
-def test_options_that_cannot_be_read_stop_no_import(tmp_path):
+def test_unreadable_options_stop_no_import(tmp_path):
     for parent in ("torch", "torch/nn", "torch/nn/parallel", "torch/optim"):
         (tmp_path / parent).mkdir()
         (tmp_path / parent / "__init__.py").write_text("")
@@ -401,7 +401,7 @@ def kinds(tmp_path, kind, **more):
 
 
 @pytest.mark.parametrize("kind", ["pickle", "copy"])
-def test_wrappers_that_are_pickled_and_copied(tmp_path, kind):
+def test_wrappers_are_pickled_and_copied(tmp_path, kind):
     """Before the first forward pass and after it; the copy trains on compressed, and begins without residuals."""
     report, outcomes = kinds(tmp_path, kind)
     assert report["specs"] == ["3lc", "3lc"] and report["different"] and report["steps"] == [3, 3]
@@ -409,20 +409,20 @@ def test_wrappers_that_are_pickled_and_copied(tmp_path, kind):
     assert len(outcomes[0].notices) == 2 and outcomes[1].notices == []
 
 
-def test_a_compiled_wrapper_trains_the_same(tmp_path):
+def test_compiled_wrapper_trains_the_same(tmp_path):
     compiled, outcomes = kinds(tmp_path, "compiled")
     one_line_start(outcomes[0])
     assert compiled["hash"] == kinds(tmp_path, "ddp")[0]["hash"]
 
 
-def test_replicate(tmp_path, compressed):
+def test_replicated_module_attaches(tmp_path, compressed):
     pytest.importorskip("torch.distributed._composable.replicate", reason="this torch has no replicate()")
     report, outcomes = kinds(tmp_path, "replicate")
     one_line_start(outcomes[0])
     assert report["spec"] == "3lc" and report["hash"] == compressed[0]
 
 
-def test_a_script_that_catches_the_refusal_does_not_train_uncompressed(tmp_path):
+def test_caught_refusal_does_not_train_uncompressed(tmp_path):
     report, _ = kinds(tmp_path, "stubborn", spec="no_such_codec")
     assert report["told"] == ["unknown_codec"] * 2
 
@@ -439,7 +439,7 @@ def test_a_script_that_catches_the_refusal_does_not_train_uncompressed(tmp_path)
     ("fsdp_replicate", 2, "replicate() of FSDP2: this version exchanges"),
     ("fsdp", 2, "FullyShardedDataParallel: this version exchanges"),
 ])
-def test_what_was_not_attached_is_said_once(tmp_path, kind, world, said):
+def test_unattached_model_is_reported_once(tmp_path, kind, world, said):
     if kind == "fsdp_replicate":
         pytest.importorskip("torch.distributed._composable.replicate_with_fsdp", reason="this torch has no replicate() of FSDP2")
     outcomes = under_run(written(tmp_path, NOTHING), kind, world=world)
@@ -451,11 +451,11 @@ def test_what_was_not_attached_is_said_once(tmp_path, kind, world, said):
 
 
 @pytest.mark.parametrize(("kind", "world", "code"), [("help", 1, 0), ("fails", 1, 1), ("workers", 2, 0)])
-def test_no_false_alarm(tmp_path, kind, world, code):
+def test_no_false_alarm_is_raised(tmp_path, kind, world, code):
     outcomes = under_run(written(tmp_path, NOTHING), kind, world=world, daemon=False)
     assert [o.code for o in outcomes] == [code] * world
     assert [len(o.notices) for o in outcomes] == ([1, 0] if kind == "workers" else [0]), outcomes[0].err
 
 
-def test_nothing_is_said_under_the_kill_switch(tmp_path):
+def test_kill_switch_silences_warnings(tmp_path):
     assert under_run(written(tmp_path, NOTHING), "alone", world=1, LACONIC_DISABLE="1")[0].notices == []

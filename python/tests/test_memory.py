@@ -65,7 +65,7 @@ def ranks():
 @pytest.mark.parametrize(("spec", "strategy", "halves"), [
     ("3lc", "two_shot", False), ("3lc", "two_shot", True), ("topk:ratio=0.2", "gather_all", False),
     ("randomk:ratio=0.5", "native_sum", False)])
-def test_one_rank_without_memory(ranks, spec, strategy, halves):
+def test_one_rank_without_memory_is_error_on_all(ranks, spec, strategy, halves):
     results = ranks.run(_exchange_without_memory, spec=spec, strategy=strategy, halves=halves)
     for first, second, total, resets in results:
         assert first is not None and f"rank {POOR} failed" in first and "out_of_memory" in first

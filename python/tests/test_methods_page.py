@@ -25,7 +25,7 @@ def test_every_codec_has_a_row_in_its_class():
         assert table[name][0] == entry["class"], name
 
 
-def test_the_rows_say_what_the_contracts_say():
+def test_rows_match_contracts():
     table, words = rows(), {"residual": "residual", "ema": "running mean", "momentum": "momentum"}
     for name, entry in laconic.codecs().items():
         contract, (memory, meet, zeros) = entry["contract"], table[name][5:8]
@@ -35,7 +35,7 @@ def test_the_rows_say_what_the_contracts_say():
         assert meet == {"linear": "sum", "none": "frames", "set_union": "union", "vote": "vote"}[contract["merge"]], name
 
 
-def test_which_codec_names_nothing_that_methods_lacks():
+def test_codec_choice_page_names_only_listed_methods():
     named = set(re.findall(r"`([a-z0-9]+)(?::[^`]*)?`", (GUIDE / "which-codec.md").read_text(encoding="utf-8")))
     known = rows().keys()
     assert {name for name in named if name in known} >= {"3lc", "powersgd", "topk", "signsgd", "dgc"}

@@ -75,12 +75,12 @@ def _resumes(one, other, spec, older=False):
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2"])
 @pytest.mark.parametrize(("one", "other"), [("plain", "compiled"), ("compiled", "plain"), ("checkpointed", "compiled"), ("inside", "sharded")])
-def test_a_state_goes_on_whatever_wraps_the_model(pools, one, other, spec):
+def test_state_continues_for_any_wrapper_of_model(pools, one, other, spec):
     assert pools(2).run(_resumes, one=one, other=other, spec=spec) == [(True, True)] * 2
 
 
 @pytest.mark.parametrize(("one", "other"), [("compiled", "compiled"), ("checkpointed", "plain")])
-def test_a_state_of_an_earlier_release_goes_on_under_bare_names(pools, one, other):
+def test_state_of_earlier_release_continues_under_bare_names(pools, one, other):
     assert pools(2).run(_resumes, one=one, other=other, spec="topk:ratio=0.05", older=True) == [(True, True)] * 2
 
 
@@ -92,11 +92,11 @@ def _ruled():
     return found
 
 
-def test_rules_may_name_the_words_or_leave_them_out(pools):
+def test_rules_may_omit_wrapper_names(pools):
     assert pools(2).run(_ruled)[0] == [("0.weight", "int8"), ("0.bias", "none"), ("2.weight", "topk:ratio=0.05"), ("2.bias", "none")]
 
 
-def test_names_that_would_be_one_stay_as_they_are():
+def test_wrapper_prefixes_are_removed_unless_names_collide():
     assert names.undecorated(["module.a.w", "_orig_mod.module.b", "c._checkpoint_wrapped_module.w"]) == ["a.w", "b", "c.w"]
     assert names.undecorated(["a", "module.a"]) == ["a", "module.a"]
     assert names.undecorated(["submodule.a", "my_module.b"]) == ["submodule.a", "my_module.b"]
@@ -166,14 +166,14 @@ ALL = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 @pytest.mark.parametrize(("before", "at_attach"), [([], ALL), ([], ALL[:1]), ([], ALL[2:]), (ALL[:2], []), (ALL[:2], ALL), (ALL[:1], ALL[2:3])])
-def test_what_the_reducer_has_is_exchanged_whatever_sleeps_at_attach(pools, before, at_attach):
+def test_parameters_frozen_at_attach_are_exchanged(pools, before, at_attach):
     results = pools(2).run(_asleep, before=before, at_attach=at_attach)
     assert len({digest for *_, digest in results}) == 1
     for exchanged, ratio, said, _ in results:
         assert exchanged == [name for name in ALL if name not in before] and ratio > 2 and " of 0 tensors" not in said
 
 
-def test_sparse_gradients_and_parameters_that_sleep(pools):
+def test_sparse_gradients_and_frozen_parameters_work(pools):
     assert pools(2).run(_asleep_and_sparse, before=["1.bias"], at_attach=[]) == [["1.weight", "0.weight"]] * 2
     assert pools(2).run(_asleep_and_sparse, before=[], at_attach=["0.weight", "1.weight", "1.bias"]) == [["1.weight", "1.bias", "0.weight"]] * 2
     for refused in pools(2).run(_asleep_and_sparse, before=["1.bias"], at_attach=["1.weight"]):

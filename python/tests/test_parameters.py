@@ -77,7 +77,7 @@ FOREIGN = {"sparse": ("table.weight", "sparse gradients"), "bag": ("bag.weight",
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="+".join)
-def test_what_no_codec_takes_goes_the_groups_own_way(pools, kinds):
+def test_unsupported_parameters_use_plain_all_reduce(pools, kinds):
     plain = pools(2).run(_plain, kinds=kinds)
     if isinstance(plain[0], str):
         pytest.skip(f"this PyTorch does not train such a model: {plain[0]}")
@@ -101,12 +101,12 @@ def _plain(kinds):
         return str(error).splitlines()[0]
 
 
-def test_the_line_names_them_on_rank_0_alone(pools):
+def test_start_line_names_plain_parameters_on_rank_0_only(pools):
     said = [outcome[3] for outcome in pools(2).run(_train, kinds=["double", "sparse"], spec="topk")]
     assert "wide.weight (float64)" in said[0] and said[0].count("\n") == 1 and said[1] == ""
 
 
-def test_replicas_stay_equal_where_a_codec_meets_foreign_parameters(pools):
+def test_replicas_stay_equal_despite_plain_parameters(pools):
     outcomes = pools(3).run(_train, kinds=["double"], spec="3lc")
     for values, *_ in outcomes[1:]:
         assert all(torch.equal(values[name], p) for name, p in outcomes[0][0].items())
@@ -134,7 +134,7 @@ def _after_a_failure():
     return said, Counting.calls
 
 
-def test_after_a_failure_they_go_nowhere_either(pools):
+def test_failure_stops_plain_parameters_too(pools):
     for said, calls in pools(2).run(_after_a_failure):
         assert len(said) == 1 and "the engine failed before" in said[0] and calls == 0
 
@@ -175,7 +175,7 @@ def _small(spec, **options):
 
 
 @pytest.mark.parametrize("strategy", ["auto", "gather_all", "two_shot"])
-def test_a_model_of_small_tensors_sends_what_plain_ddp_sends(pools, strategy):
+def test_model_of_small_tensors_sends_what_plain_ddp_sends(pools, strategy):
     plain = pools(4).run(_small, spec=None)
     for (expected, _, _), (got, stats, said) in zip(plain, pools(4).run(_small, spec="topk:ratio=0.01", strategy=strategy)):
         assert all(map(torch.equal, expected, got))
@@ -196,7 +196,7 @@ def _sends_more(steps):
     return handle.stats()["ratio"], heard.getvalue()
 
 
-def test_a_ratio_below_one_warns_once_on_rank_0(pools):
+def test_ratio_below_one_warns_once_on_rank_0(pools):
     outcomes = pools(3).run(_sends_more, steps=25)
     assert all(ratio < 0.9 for ratio, _ in outcomes)
     lines = outcomes[0][1].splitlines()
@@ -246,7 +246,7 @@ def _padded(spec, padding_idx=0, rules=None):
     return [line.removeprefix("laconic: ") for line in heard.getvalue().splitlines()][1:]
 
 
-def test_padding_rows_that_move_are_said_on_rank_0(pools):
+def test_padding_rows_that_move_are_reported_on_rank_0(pools):
     said = ["zeros do not stay zero, so padding rows move: 0.weight (signsgd); rules give them another spec"]
     assert pools(2).run(_padded, spec="signsgd") == [said, []]
     assert pools(2).run(_padded, spec="onebit+noef")[0] == [said[0].replace("signsgd", "onebit+noef")]

@@ -43,7 +43,7 @@ def gradient(n=1000, seed=0):
     ("largest+noef", "largest+noef", False), ("sparse", "sparse", False), ("sparse+ef", "sparse+ef", True), ("sparse+noef", "sparse", False),
     ("sparse:n=2Ki,v=1", "sparse:v=1,n=2048", False), ("sparse:dense=on,word=x-1.y", "sparse:dense=on,word=x-1.y", False),
     ("sparse:v=1e30", "sparse:v=1e30", False), ("places", "places", False)])
-def test_specs(spec, canonical, feedback):
+def test_specs_are_accepted(spec, canonical, feedback):
     codec = laconic.Codec(spec)
     assert (codec.spec, codec.feedback, codec.name) == (canonical, feedback, canonical.split(":")[0].split("+")[0])
     assert laconic.Codec(codec.spec).spec == canonical and isinstance(codec, laconic.Codec)
@@ -57,7 +57,7 @@ def test_specs(spec, canonical, feedback):
     ("sparse:dense=1", "value_out_of_range", "on or off"), ("sparse:word=a/b", "value_out_of_range", "word"),
     ("sparse:v=1e999", "value_out_of_range", "v="), ("places:a=1", "unknown_key", "has no keys"), ("largst", "unknown_codec", "largst"),
     ("sparse:word=" + "x" * 250, "spec_syntax", "longer than 255")])
-def test_specs_that_are_refused(spec, name, word):
+def test_unsupported_specs_are_refused(spec, name, word):
     assert word in refused(name, laconic.Codec, spec)
 
 
@@ -70,11 +70,11 @@ def _class(**members):
     (_class(name="topk"), "topk is a codec of laconic"), (_class(encode=None), "no encode"), (_class(decode=3), "no decode"),
     (_class(feedback="maybe"), "feedback"), (_class(__init__=lambda self, k: None), "default"),
     (_class(__init__=lambda self, *k: None), "default"), (_class(__init__=lambda self, k=None: None), "default")])
-def test_classes_that_are_refused(thing, word):
+def test_incomplete_classes_are_refused(thing, word):
     assert word in refused("invalid_argument", laconic.register, thing)
 
 
-def test_registering_again_replaces():
+def test_registering_again_replaces_codec():
     first, second = _class(encode=lambda self, array: b"1"), _class(encode=lambda self, array: b"22")
     assert laconic.register(first) is first
     one = len(laconic.Codec("mine").encode(gradient()))
@@ -82,7 +82,7 @@ def test_registering_again_replaces():
     assert "mine" not in laconic.codecs()
 
 
-def test_a_frame_and_feedback_are_those_of_topk():
+def test_frame_and_feedback_match_topk():
     """The same method as a codec of laconic's: the same values, residuals included."""
     mine, theirs = laconic.Codec("largest", ratio=0.05), laconic.Codec("topk", ratio=0.05)
     held = [laconic.Residual(1000), laconic.Residual(1000)]
@@ -124,7 +124,7 @@ def test_damaged_frames_are_numbered_errors():
     assert not out.any()
 
 
-def test_bench_of_a_registered_codec_and_of_one_of_laconics():
+def test_bench_measures_registered_and_builtin_codecs():
     for spec in ("largest:ratio=0.01", "topk"):
         result = laconic.bench(spec, size="64Ki", seconds=0.05)
         assert result["codec"] == spec and result["elements"] == 16384 and result["samples"] >= 1
@@ -141,7 +141,7 @@ def _train(spec, **options):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_it_trains_as_topk_does(pools, world):
+def test_registered_codec_trains_like_topk(pools, world):
     """The same method, by the same strategy: the same bits, whatever the buckets."""
     results = [pools(world).run(_train, spec=spec, steps=5, buckets=buckets, attach_options={"strategy": "gather_all"})
                for spec, buckets in (("largest:ratio=0.05", 1), ("largest:ratio=0.05", 4), ("topk:ratio=0.05", 1))]
@@ -165,7 +165,7 @@ def test_one_rank_passes_gradients_through(pools):
                                      {"ddp_options": {"gradient_as_bucket_view": True}}, {"accumulate": 1},
                                      {"attach_options": {"warmup": 2, "part": 4096, "window": 4}}])
 @pytest.mark.parametrize("spec", ["largest", "sparse", "sparse:v=100"])
-def test_modes(pools, spec, options):
+def test_all_modes_train(pools, spec, options):
     results = pools(3).run(_train, spec=spec, **options)
     assert len({r["hash"] for r in results}) == 1 and all(r["finite"] for r in results)
 
@@ -223,7 +223,7 @@ def _told(other):
 
 @pytest.mark.parametrize(("other", "words"), [(None, ["rank 1 could not attach", "there is no codec 'largest'"]),
                                               ("topk", ["ranks disagree on the spec: rank 0 has 'largest', rank 1 has 'topk'"])])
-def test_a_rank_without_it_is_one_message_on_every_rank(pools, other, words):
+def test_codec_missing_on_one_rank_is_one_message_on_all(pools, other, words):
     errors = pools(3).errors(_told, other=other)
     assert len({e.message for e in errors}) == 1 and all(e.kind == "LaconicError" for e in errors)
     assert all(word in errors[0].message for word in words), errors[0].message
@@ -241,7 +241,7 @@ def _settings(**different):
 @pytest.mark.parametrize(("different", "word"), [({"seed": [1, 1, 2]}, "the seed: rank 0 has 1, rank 2 has 2"),
                                                  ({"spec": ["largest", "largest:ratio=0.1", "largest"]}, "rank 0 has 'largest', rank 1 has 'largest:ratio=0.1'"),
                                                  ({"strategy": ["two_shot"] * 3}, "cannot carry largest"), ({"spec": ["largest:a=1"] * 3}, "no key 'a'")])
-def test_settings_that_differ_or_cannot_be(pools, different, word):
+def test_different_or_impossible_settings_are_refused(pools, different, word):
     errors = pools(3).errors(_settings, **different)
     assert len({e.message for e in errors}) == 1 and word in errors[0].message, errors[0].message
 
@@ -282,7 +282,7 @@ def _failing(what, bad, state_before=False):
 @pytest.mark.parametrize(("what", "words"), [("encode", "faulty.encode: ValueError: no idea"), ("text", "encode gave str, not bytes"),
                                              ("decode", "faulty.decode: KeyError"), ("nan", "left infinity or NaN"),
                                              ("gives", "decode gave ndarray")])
-def test_a_codec_that_raises_on_one_rank_is_heard_by_all_and_nothing_is_lost(pools, what, words):
+def test_codec_that_raises_on_one_rank_fails_all_without_loss(pools, what, words):
     results = pools(3).run(_failing, what=what, bad=1)
     for heard, kept, _, failures, name in results:
         assert heard is not None and "rank 1 failed in bucket 0" in heard and words in heard, heard
@@ -317,7 +317,7 @@ def _chained():
     return found
 
 
-def test_what_a_codec_raised_is_the_errors_cause_where_it_did(pools):
+def test_codec_exception_is_cause_of_error(pools):
     results = pools(2).run(_chained)
     assert [cause for _, cause in results[1]] == ["ValueError('no idea')", "KeyError('nor here')", "None"]
     assert [cause for _, cause in results[0]][:2] == ["None", "None"]
@@ -347,7 +347,7 @@ def _poisoned(poison):
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_nan_on_one_rank_falls_back_on_all(pools, poison):
+def test_nan_on_one_rank_sends_all_uncompressed(pools, poison):
     results = pools(3).run(_poisoned, poison=poison)
     for rank, (found, untouched, fallbacks, counted, _) in enumerate(results):
         assert not found["hidden.weight"] and untouched and fallbacks == 1 and (counted > 0) == (rank == 1)
@@ -395,7 +395,7 @@ def _beside():
     return codecs, training.digest(ddp)
 
 
-def test_rules_name_it_beside_others(pools):
+def test_rules_mix_registered_and_builtin_codecs(pools):
     results = pools(2).run(_beside)
     assert results[0] == results[1] and results[0][0]["hidden.weight"] == "largest:ratio=0.1+noef"
 
@@ -411,7 +411,7 @@ def _without_ddp():
     return values.tolist()
 
 
-def test_a_session_without_ddp_takes_it(pools):
+def test_session_without_ddp_takes_registered_codec(pools):
     assert pools(2).run(_without_ddp) == [[6.0, 0.0, 4.5, 0.0]] * 2
 
 
@@ -429,7 +429,7 @@ def _places():
     return own_codecs.Places.seen, grads, told
 
 
-def test_a_codec_knows_where_it_is(pools):
+def test_codec_knows_its_position(pools):
     for rank, (seen, grads, told) in enumerate(pools(2).run(_places)):
         assert ((48, 48), "float32", 7, 1, rank, 2, "hidden.weight") in seen and grads["hidden.weight"] == 1
         assert {place[3] for place in seen} == {0, 1}
@@ -439,7 +439,7 @@ def test_a_codec_knows_where_it_is(pools):
         assert not any(key.startswith("residual/") for key in explained) and explained["residual_bytes"] == 0
 
 
-def test_its_handle_tells_what_others_tell(pools):
+def test_handle_reports_registered_codec_like_others(pools):
     mine, theirs = (pools(2).run(_keys, spec=spec)[0] for spec in ("largest", "topk"))
     assert mine == theirs
 
@@ -480,7 +480,7 @@ def _page():
     return result
 
 
-def test_the_guides_code_runs(pools):
+def test_guide_code_runs(pools):
     method = _blocks()[0]
     assert len([line for line in method.splitlines() if line.strip()]) <= 20
     results = pools(2).run(_page)
@@ -509,7 +509,7 @@ def _dies():
     return None
 
 
-def test_a_rank_that_dies_is_heard_and_gradients_are_kept():
+def test_dead_rank_is_reported_and_gradients_kept():
     from ranks import Ranks
 
     pool = Ranks(3)

@@ -12,7 +12,7 @@ import training  # noqa: E402
 from laconic import reports  # noqa: E402
 
 
-def test_when_a_bucket_carries_them():
+def test_buckets_carry_reports_when_due():
     assert [steps for steps in range(2200) if reports.due(steps)] == [64, 128, 256, 512, 1024, 1536, 2048]
 
 
@@ -41,7 +41,7 @@ def _observed(observes, steps=6, told=(3,)):
     return times, exchanges, weights
 
 
-def test_one_bucket_goes_through_the_worker(pools):
+def test_reported_step_sends_one_bucket_through_worker(pools):
     for times, exchanges, weights in pools(2).run(_observed, observes=True):
         for step, (count, observed, buckets) in enumerate(exchanges):
             assert count == (1 if step >= 3 else 0)

@@ -24,7 +24,7 @@ def test_resume_is_bit_identical_at_three_ranks(pools, spec):
 
 
 @pytest.mark.parametrize("options", [{"ddp_options": {"static_graph": True}}, {"ddp_options": {"find_unused_parameters": True}}])
-def test_resume_under_other_layouts(pools, options):
+def test_resume_works_with_other_layouts(pools, options):
     for spec in ("none", "bf16", "powersgd:rank=2"):
         hashes = pools(3).run(training.resume, spec=spec, buckets=4, **options)
         assert hashes[0][0] == hashes[0][1], spec
@@ -32,14 +32,14 @@ def test_resume_under_other_layouts(pools, options):
 
 @pytest.mark.parametrize("options", [{}, {"warmup": 4}, {"warmup": 5}, {"warmup": 3}])
 @pytest.mark.parametrize("spec", ["powersgd:rank=2", "bf16", "3lc"])
-def test_resume_with_buckets_in_parts(pools, spec, options):
+def test_resume_works_with_divided_buckets(pools, spec, options):
     """Saved after four steps: the engine's sums are cut as they were, in a warm-up by bucket, behind it by part."""
     hashes = pools(3).run(training.resume, spec=spec, buckets=2, attach_options={"part": 4096, "window": 3, **options})
     assert all(h == hashes[0] for h in hashes) and hashes[0][0] == hashes[0][1]
 
 
 @pytest.mark.parametrize("buckets", [2, 3])
-def test_reports_travel_with_the_saved_layouts_first_bucket(pools, buckets):
+def test_reports_travel_in_first_bucket_of_saved_layout(pools, buckets):
     """DDP begins with one bucket that ends with the first parameters, where the run had several and summed the last ones first:
     reports of a law before another sum would move it, and its last bits."""
     hashes = pools(3).run(training.resume, spec="randomk:ratio=0.2", buckets=buckets, before=10, after=14,
@@ -47,7 +47,7 @@ def test_reports_travel_with_the_saved_layouts_first_bucket(pools, buckets):
     assert all(h == hashes[0] for h in hashes) and hashes[0][0] == hashes[0][1]
 
 
-def test_saved_buckets_go_out_in_their_order():
+def test_saved_buckets_keep_their_order():
     saved = [types.SimpleNamespace(parameters=p, offsets=(0, 4)) for p in ((4, 5), (2, 3), (0, 1))]
     resumed = Resumed(saved, [4] * 6, bounded=False)
     gone = []
@@ -69,7 +69,7 @@ def _other_part(spec):
 
 
 @pytest.mark.parametrize("spec", ["powersgd:rank=2", "3lc"])
-def test_a_saved_layout_of_other_parts_is_kept(pools, spec):
+def test_saved_layout_with_other_parts_is_kept(pools, spec):
     hashes = pools(3).run(_other_part, spec=spec)
     assert all(h == hashes[0] for h in hashes) and hashes[0][0] == hashes[0][1]
 
@@ -79,7 +79,7 @@ def _after_one_step(spec):
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "3lc", "bf16", "powersgd:rank=2"])
-def test_a_checkpoint_before_ddp_has_rebuilt_its_buckets(pools, spec):
+def test_checkpoint_before_ddp_rebuilds_buckets_resumes(pools, spec):
     """The saved layout is then one that DDP never returns to: an engine's sums may differ in last bits from a run that
     was not interrupted; ours never do, and ranks agree in any case."""
     results = pools(3).run(_after_one_step, spec=spec)
@@ -88,7 +88,7 @@ def test_a_checkpoint_before_ddp_has_rebuilt_its_buckets(pools, spec):
         assert results[0][0] == results[0][1]
 
 
-def test_a_saved_layout_that_does_not_come_back_is_given_up_where_the_order_of_sums_is_ours():
+def test_saved_layout_that_never_returns_is_dropped():
     saved, same, other = [types.SimpleNamespace(parameters=(0, 1), offsets=(0, 4))], [(0, 1)], [(1, 0)]
     for bounded in (True, False):
         assert Resumed(saved, [4, 4], bounded=bounded).ended(same) and Resumed(saved, [4, 4], bounded=bounded).ended(other, same)
@@ -99,7 +99,7 @@ def test_a_saved_layout_that_does_not_come_back_is_given_up_where_the_order_of_s
 
 @pytest.mark.parametrize("asked", [1, 2, 4])
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "3lc", "powersgd:rank=2", "randomk:ratio=0.05"])
-def test_a_state_saved_during_a_flush_goes_on_with_it(pools, spec, asked):
+def test_state_saved_during_flush_continues_it(pools, spec, asked):
     """Saved after four steps: with two parts gone, one, or with the wish not told yet. Without the flush a run ends elsewhere."""
     flushed = pools(3).run(training.resume, spec=spec, buckets=4, flush=(asked, 4))
     assert all(h == flushed[0] for h in flushed) and flushed[0][0] == flushed[0][1]
@@ -107,7 +107,7 @@ def test_a_state_saved_during_a_flush_goes_on_with_it(pools, spec, asked):
 
 
 @pytest.mark.parametrize("asked", [2, 3])
-def test_groups_of_buckets_are_the_same_wherever_a_law_has_come_to(pools, asked):
+def test_bucket_groups_are_independent_of_policy_state(pools, asked):
     """Of a ratio of 0.9 fewer buckets would travel together, and a flush has the engine's sums."""
     options = {"spec": "topk:ratio=0.05", "buckets": 16, "width": 220, "attach_options": {"control": "schedule:0=0.05,1=0.9"}}
     flushed = pools(3).run(training.resume, flush=(asked, 4), **options)
@@ -131,7 +131,7 @@ def _loads_as_data(spec):
 
 
 @pytest.mark.parametrize("spec", ["3lc", "powersgd:rank=2"])
-def test_the_saved_state_is_plain_data(pools, spec):
+def test_saved_state_is_plain_data(pools, spec):
     assert all(pools(3).run(_loads_as_data, spec=spec))
 
 
@@ -218,7 +218,7 @@ def _goes_on_from_version_1(spec):
 
 
 @pytest.mark.parametrize("spec", ["powersgd:rank=2", "topk:ratio=0.05"])
-def test_a_state_of_version_1_resumes_with_its_own_groups(pools, spec):
+def test_state_of_version_1_resumes_with_its_own_groups(pools, spec):
     """As the release before the library's driver has saved it. Where the engine adds, its buckets go on apart, and what is saved
     then has them so; elsewhere short ones travel together, as they did."""
     made, results = _of_version_1(), pools(2).run(_goes_on_from_version_1, spec=spec)
@@ -365,7 +365,7 @@ def test_damaged_state_is_named_and_changes_nothing(damages, case):
         assert untouched
 
 
-def test_training_goes_on_after_refused_states(damages):
+def test_training_continues_after_refused_states(damages):
     assert all(same for _, same in damages)
 
 
@@ -389,11 +389,11 @@ def _loaded_halfway(spec):
         handle.close()
 
 
-def test_a_residual_too_large_for_the_loss_scale_is_refused(pools):
+def test_residual_too_large_for_the_loss_scale_is_refused(pools):
     assert pools(2).run(_loaded_halfway, spec="topk:ratio=0.05") == [("state_corrupt", True)] * 2
 
 
-def test_a_state_from_before_a_codec_kept_any_loads():
+def test_state_from_before_codec_had_state_loads():
     """Entries whose names end in '?' may be missing: zeros are a fresh state. Others may not."""
     from laconic.state import check_tensors
 

@@ -37,7 +37,7 @@ def settings_of(explained):
     return {s["rule"]: (s["spec"], s["parameters"]) for s in explained["settings"]}
 
 
-def test_explain_has_the_settings(pools):
+def test_explain_shows_settings(pools):
     for explained, line in pools(3).run(_explained, rules=RULES):
         assert settings_of(explained) == {"hidden.*": ("topk:ratio=0.1", 2), "first.*": ("fp16", 2), "branch.*": ("none", 0), "*": ("3lc", 2)}
         codecs = {p["name"].removeprefix("module."): p["codec"] for p in explained["parameters"]}
@@ -49,7 +49,7 @@ def test_explain_has_the_settings(pools):
         assert settings_of(explained) == {"*": ("3lc", 6)} and "3lc on " in line
 
 
-def test_a_file_and_the_environment_give_the_same(pools, tmp_path):
+def test_file_and_environment_give_same_rules(pools, tmp_path):
     file = tmp_path / "laconic.toml"
     file.write_text('[[rule]]\nmatch = "hidden.*"\nspec = "topk:ratio=0.1"\n\n[[rule]]\nmatch = "first.*"\nspec = "none"\nmin_elements = 100\n')
     for explained, _ in pools(3).run(_explained, rules=str(file)) + pools(3).run(_explained, variables={"LACONIC_RULES": str(file)}):
@@ -74,14 +74,14 @@ def test_replicas_are_bit_identical(pools, mode):
     assert alone[0]["hash"] != results[0]["hash"]
 
 
-def test_a_rule_is_the_spec_it_names(pools):
+def test_rule_equals_the_spec_it_names(pools):
     """All parameters by a rule: the bits of the plain spec."""
     ruled = pools(3).run(training.train, spec="3lc", steps=5, attach_options={"rules": [{"match": "*", "spec": "topk:ratio=0.1"}]})
     plain = pools(3).run(training.train, spec="topk:ratio=0.1", steps=5)
     assert ruled[0]["hash"] == plain[0]["hash"]
 
 
-def test_resumes_bit_for_bit(pools):
+def test_rules_resume_bit_for_bit(pools):
     for hashes in pools(3).run(training.resume, spec="3lc", buckets=2, attach_options={"rules": RULES}):
         assert hashes[0] == hashes[1]
     others = [{"match": "hidden.*", "spec": "topk:ratio=0.2"}, *RULES[1:]]
@@ -108,7 +108,7 @@ def _refusal(by_rank):
     (["first.*"], "first.*"),
     ([{"match": "*", "spec": "none"}] * 32, "31"),
 ])
-def test_bad_rules_are_one_message_on_every_rank(pools, rules, said):
+def test_bad_rules_give_one_message_on_every_rank(pools, rules, said):
     found = pools(3).run(_refusal, by_rank=[rules] * 3)
     assert len(set(found)) == 1 and said in found[0], found
     found = pools(3).run(_refusal, by_rank=[RULES, rules, RULES])
@@ -120,7 +120,7 @@ def test_ranks_with_other_rules_do_not_attach(pools):
     assert len(set(found)) == 1 and "the rules" in found[0]
 
 
-def test_files_that_are_none(tmp_path):
+def test_invalid_files_are_refused(tmp_path):
     for text, said in (("[[rule]\n", "laconic.toml"), ("[rule]\nmatch = 'a'\n", "rule"), ("spec = 'topk'\n", "spec"), ("\xff", "laconic.toml"),
                        (f"[[rule]]\nmax_elements = {2**63}\n", "64 bits"), ("rule = " + "[" * 5000, "laconic.toml")):
         file = tmp_path / "laconic.toml"
@@ -138,7 +138,7 @@ dist.destroy_process_group()
 """
 
 
-def test_laconic_run_takes_the_file(tmp_path):
+def test_laconic_run_takes_rules_file(tmp_path):
     (tmp_path / "rules.toml").write_text('[[rule]]\nmatch = "*0.weight"\nspec = "topk:ratio=0.1"\n')
     (tmp_path / "train.py").write_text(SCRIPT)
     outcomes = launch(["-m", "laconic.run", "--spec", "3lc", "--rules", "rules.toml", "train.py"], tmp_path, cwd=tmp_path)
@@ -146,7 +146,7 @@ def test_laconic_run_takes_the_file(tmp_path):
     assert "*0.weight: topk:ratio=0.1 by gather_all" in outcomes[0].err, outcomes[0].err
 
 
-def test_laconic_run_tells_the_last_change_of_a_law(tmp_path):
+def test_laconic_run_reports_last_change_of_policy(tmp_path):
     steps = "for _ in range(6): ddp(torch.ones(2, 80)).sum().backward()\n"
     (tmp_path / "train.py").write_text(SCRIPT.replace("ddp(torch.ones(2, 80)).sum().backward()\n", steps))
     outcomes = launch(["-m", "laconic.run", "--spec", "topk:ratio=0.1", "--control", "schedule:0=0.1,4=0.5", "train.py"], tmp_path, cwd=tmp_path)

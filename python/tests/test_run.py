@@ -117,7 +117,7 @@ def torchrun(folder, *arguments, ranks=2):
     return launch([*command, *arguments], folder, world=1, daemon=False)[0]
 
 
-def test_under_torchrun(script):
+def test_torchrun_trains_script(script):
     done = torchrun(script.parent, "-m", "laconic.run", "--spec", "3lc:s=1.5", "--summary", script, "--lr", "0.1", "--spec", "its own")
     assert done.code == 0, done.err
     reports = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
@@ -132,7 +132,7 @@ def test_under_torchrun(script):
     assert "3 steps" in notices[1]
 
 
-def test_under_plain_environment_variables_with_a_traceback(script):
+def test_plain_variables_train_script_and_show_traceback(script):
     environment = environment_for(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     done = subprocess.run([sys.executable, "-m", "laconic.run", "--spec", "topk", str(script), "fail"], env=environment,
                           cwd=script.parent, capture_output=True, text=True, timeout=280)
@@ -147,7 +147,7 @@ def test_under_plain_environment_variables_with_a_traceback(script):
 
 # ---- everything else, from a warm process ----
 
-def test_the_script_finds_what_it_expects(script):
+def test_script_finds_what_it_expects(script):
     started = with_laconic(script, "--flag", "value")
     expected = alone(script, "--flag", "value")
     for ours, plain in zip(started, expected):
@@ -157,21 +157,21 @@ def test_the_script_finds_what_it_expects(script):
 
 
 @pytest.mark.parametrize(("mode", "code"), [("exit", 7), ("sentence", 1), ("fail", 1)])
-def test_exit_codes(script, mode, code):
+def test_exit_codes_are_passed_on(script, mode, code):
     for ours, plain in zip(with_laconic(script, mode), alone(script, mode)):
         assert ours.code == plain.code == code
         last = [[line for line in o.err.splitlines() if line not in o.notices][-1:] for o in (ours, plain)]
         assert last[0] == last[1]
 
 
-def test_the_scripts_own_hook_wins(script):
+def test_own_hook_of_script_wins(script):
     ours, plain = with_laconic(script, "hook"), alone(script, "hook")
     assert same_hash(ours) == same_hash(plain)
     assert len(ours[0].notices) == 1 and ours[1].notices == []
     assert "fp16_compress_hook" in ours[0].notices[0] and "standing aside" in ours[0].notices[0]
 
 
-def test_a_script_that_attaches_itself_wins(script):
+def test_script_that_attaches_itself_wins(script):
     ours = with_laconic(script, "attach", spec="topk")
     assert same_hash(ours) == same_hash(alone(script, "attach"))
     assert len([n for n in ours[0].notices if "the script attaches laconic itself; standing aside" in n]) == 1
@@ -180,7 +180,7 @@ def test_a_script_that_attaches_itself_wins(script):
     assert not (script.parent / "states").exists()
 
 
-def test_a_rank_that_attaches_itself_beside_one_under_run(script):
+def test_own_attach_on_one_rank_is_reported(script):
     mixed = script.parent / "mixed.py"
     mixed.write_text("import os, runpy, sys\n"
                      f"sys.argv[1:] = ['--spec', 'int8', {str(script)!r}] if os.environ['RANK'] == '0' else ['attach']\n"
@@ -202,27 +202,27 @@ def test_disabled_is_plain_ddp_bit_for_bit(script):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_kill_switch_on_one_rank_ends_the_script_on_all(script, rank):
+def test_kill_switch_on_one_rank_ends_script_on_all(script, rank):
     outcomes = with_laconic(script, per_rank={rank: {"LACONIC_DISABLE": "1"}})
     for outcome in outcomes:
         assert outcome.code == 1
         assert f"LACONIC_DISABLE=1 is set on rank {rank} and not on rank {1 - rank}" in outcome.err.splitlines()[-1]
 
 
-def test_the_scripts_own_hook_under_the_kill_switch(script):
+def test_own_hook_of_script_runs_under_kill_switch(script):
     ours = with_laconic(script, "hook", LACONIC_DISABLE="1")
     assert same_hash(ours) == same_hash(alone(script, "hook")) and all(o.notices == [] for o in ours)
 
 
 @pytest.mark.parametrize(("option", "variable", "chosen"), [
     (None, "topk:ratio=0.05", "topk:ratio=0.05"), ("int8", "topk:ratio=0.05", "int8"), ("int8", "no such codec", "int8")])
-def test_the_call_is_above_the_environment(script, option, variable, chosen):
+def test_call_overrides_environment(script, option, variable, chosen):
     outcomes = with_laconic(script, spec=option, LACONIC_SPEC=variable)
     assert outcomes[0].notices[0].startswith(f"laconic: {chosen} on 1 of 2 tensors")
     assert same_hash(outcomes) == same_hash(with_laconic(script, spec=chosen))
 
 
-def test_no_spec_at_all(script):
+def test_missing_spec_is_reported(script):
     for outcome in with_laconic(script, spec=None):
         assert outcome.code == 1 and "no spec given" in outcome.err and "LACONIC_SPEC" in outcome.err
 
@@ -235,7 +235,7 @@ def test_options_reach_attach(script):
     assert "means come down by int8" in with_laconic(script, options=["--down", "int8"])[0].notices[0]
 
 
-def test_warm_up(script):
+def test_warm_up_is_passed_on(script):
     outcomes = with_laconic(script, options=["--warmup-steps", "2"])
     assert "uncompressed for 2 steps" in outcomes[0].notices[0]
     assert same_hash(outcomes) not in (same_hash(with_laconic(script)), plain := same_hash(alone(script)))
@@ -243,20 +243,20 @@ def test_warm_up(script):
 
 
 @pytest.mark.parametrize("options", [["--state-keep", "1"], ["--state-every", "0"], ["--state-every", "x"], ["--warmup-steps", "-1"]])
-def test_numbers_that_cannot_be(options, capsys):
+def test_impossible_numbers_are_refused(options, capsys):
     with pytest.raises(SystemExit) as refused:
         run._parse([*options, "train.py"])
     assert refused.value.code == 2 and f"argument {options[0]}: {options[1]} is not a whole number" in capsys.readouterr().err
 
 
-def test_subclasses_and_several_models(script):
+def test_subclasses_and_several_models_attach(script):
     assert same_hash(with_laconic(script, "subclass")) == same_hash(with_laconic(script))
     both = with_laconic(script, "two")
     assert same_hash(both) == same_hash(with_laconic(script))
     assert len(both[0].notices) == 2
 
 
-def test_records_of_two_models(script, tmp_path):
+def test_two_models_have_separate_records(script, tmp_path):
     file = tmp_path / "run.jsonl"
     same_hash(with_laconic(script, "two", options=["--record", str(file), "--control", "schedule:0=0.1,2=0.25"]))
     for each in (file, tmp_path / "run.jsonl.2"):
@@ -264,7 +264,7 @@ def test_records_of_two_models(script, tmp_path):
         assert configuration["rules"][0]["control"] == "schedule:0=0.1,2=0.25" and steps[0]["decision"][0]["to"] == 0.25
 
 
-def test_an_evaluation_on_one_rank_does_not_attach(script):
+def test_evaluation_on_one_rank_does_not_attach(script):
     assert same_hash(with_laconic(script, "evaluate")) == same_hash(with_laconic(script))
 
 
@@ -298,7 +298,7 @@ dist.barrier()
 '''
 
 
-def test_residuals_follow_the_scripts_grad_scaler(tmp_path):
+def test_residuals_follow_grad_scaler_of_script(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCALED)
     found = with_laconic(script)
@@ -308,7 +308,7 @@ def test_residuals_follow_the_scripts_grad_scaler(tmp_path):
     assert len([line for line in several[0].notices if "has 2 GradScalers: residuals do not follow a scale" in line]) == 1
 
 
-def test_a_module_instead_of_a_file(script):
+def test_module_may_replace_file(script):
     ours = launch(["-m", "laconic.run", "--spec", "none", "-m", "train", "--flag", "x"], script.parent, cwd=script.parent)
     plain = launch(["-m", "train", "--flag", "x"], script.parent, cwd=script.parent)
     assert same_hash(ours) == same_hash(plain)

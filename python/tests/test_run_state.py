@@ -181,7 +181,7 @@ def line(outcomes):
 
 
 @pytest.mark.parametrize(("spec", "world"), [("3lc", 3), ("topk:ratio=0.05", 2)])
-def test_a_rank_killed_while_it_saves_and_a_resume_bit_for_bit(tmp_path, spec, world):
+def test_rank_killed_while_saving_resumes_bit_for_bit(tmp_path, spec, world):
     runs = Runs(tmp_path, spec, world)
     uninterrupted = hash_of(runs(9, state=False))
     broken = runs(9, save_at=4, die=1, every=4)  # its second save is that of the end of step 8
@@ -197,7 +197,7 @@ def test_a_rank_killed_while_it_saves_and_a_resume_bit_for_bit(tmp_path, spec, w
         assert hash_of(runs.resumed(9, state=False)) != uninterrupted
 
 
-def test_two_models(tmp_path):
+def test_two_models_have_separate_states(tmp_path):
     runs = Runs(tmp_path)
     uninterrupted = hash_of(runs(8, state=False, models=2))
     hash_of(runs(5, models=2, save_at=4))
@@ -207,7 +207,7 @@ def test_two_models(tmp_path):
     assert len([n for n in resumed[0].notices if "continues with the residuals of step 4" in n]) == 2
 
 
-def test_what_is_kept_and_the_state_of_the_end(tmp_path):
+def test_old_states_are_pruned_and_last_is_saved(tmp_path):
     runs = Runs(tmp_path)
     uninterrupted = hash_of(runs(10, state=False))
     hash_of(runs(7, save_at=7))
@@ -220,7 +220,7 @@ def test_what_is_kept_and_the_state_of_the_end(tmp_path):
     assert runs.steps(0) == [2, 4, 10]  # by age
 
 
-def test_a_model_that_is_wrapped_again_goes_on(tmp_path):
+def test_rewrapped_model_continues(tmp_path):
     """The first wrapper's handle is freed, its state was saved before that, under a number of the model that comes again."""
     runs = Runs(tmp_path)
     outcomes = runs(6, wrap_again=3)
@@ -229,7 +229,7 @@ def test_a_model_that_is_wrapped_again_goes_on(tmp_path):
     assert {name.ordinal for name in runs.names()} == {0} and runs.steps(0) == runs.steps(1) == [3, 4, 6]
 
 
-def test_updates_that_torch_does_not_count(tmp_path):
+def test_updates_that_torch_does_not_count_are_counted(tmp_path):
     runs = Runs(tmp_path)
     uninterrupted = hash_of(runs(6, state=False, by_data=True))
     hash_of(runs(5, by_data=True, save_at=4))
@@ -237,7 +237,7 @@ def test_updates_that_torch_does_not_count(tmp_path):
     assert hash_of(resumed) == uninterrupted and "of step 4" in line(resumed)
 
 
-def test_a_step_without_an_update_waits_and_is_not_saved_at_the_end(tmp_path):
+def test_step_without_update_is_not_saved_at_exit(tmp_path):
     runs = Runs(tmp_path)
     hash_of(runs(6, skip=[3, 5]))  # as a GradScaler skips; the state after step 4 waits for the update of step 5
     assert runs.steps(0) == runs.steps(1) == [2, 5]
@@ -247,7 +247,7 @@ def test_a_step_without_an_update_waits_and_is_not_saved_at_the_end(tmp_path):
         assert runs.steps(0) == [2], ends
 
 
-def test_one_rank_that_cannot_use_its_state(tmp_path):
+def test_one_rank_with_unusable_state_is_reported(tmp_path):
     """Damaged anywhere, gone, another rank's: no rank loads, and all of them train on from zero residuals."""
     runs = Runs(tmp_path)
     hash_of(runs(5, save_at=4))
@@ -276,7 +276,7 @@ def test_one_rank_that_cannot_use_its_state(tmp_path):
     assert "rank 1: step 4 is refused: " in resumed()
 
 
-def test_states_of_other_settings(tmp_path):
+def test_states_of_other_settings_are_refused(tmp_path):
     runs = Runs(tmp_path)
     hash_of(runs(5, save_at=4))
     shutil.copytree(runs.states, tmp_path / "kept")
@@ -288,7 +288,7 @@ def test_states_of_other_settings(tmp_path):
         assert "start at zero: " in line(outcomes) and said in line(outcomes), line(outcomes)
 
 
-def test_a_rank_without_state(tmp_path):
+def test_rank_without_state_is_reported(tmp_path):
     runs = Runs(tmp_path)
     plain = hash_of(runs(4, state=False))
     options = {"spec": runs.spec, "small_elements": 64}
@@ -304,7 +304,7 @@ def test_a_rank_without_state(tmp_path):
     assert not runs.states.exists() or runs.names() == []
 
 
-def test_a_folder_that_cannot_be_used(tmp_path):
+def test_unusable_folder_is_reported(tmp_path):
     runs = Runs(tmp_path)
     plain = hash_of(runs(4, state=False))
     runs.states.write_text("a file")
@@ -315,7 +315,7 @@ def test_a_folder_that_cannot_be_used(tmp_path):
     assert "start at zero" in outcomes[0].err
 
 
-def test_a_disk_that_is_full(tmp_path):
+def test_full_disk_is_reported(tmp_path):
     runs = Runs(tmp_path)
     plain = hash_of(runs(6, state=False))
     runs.script.write_text("import resource, signal\n"
@@ -331,7 +331,7 @@ def test_a_disk_that_is_full(tmp_path):
 
 # ---- without ranks ----
 
-def test_a_card_fits_and_keeps_its_reason():
+def test_card_fits_and_keeps_its_reason():
     keys = [(10**9, 10**9 + i) for i in range(4)]
     for reason in ("", "x" * 2000, "\N{GRINNING FACE}" * 500, '"' * 900):
         text = state_folder._card(10**9, keys, reason)
@@ -340,7 +340,7 @@ def test_a_card_fits_and_keeps_its_reason():
         assert [tuple(k) for k in back] == keys and reason.startswith(shortened) and (len(shortened) > 25 or not reason)
 
 
-def test_reasons():
+def test_reasons_are_readable():
     keeper = state_folder.Keeper.__new__(state_folder.Keeper)
     keeper._folder, keeper._model = "states", "ab" * 8
     other = state_folder.Name("00ff" * 4, 0, 0, 2, 8, "ab" * 16)
@@ -349,7 +349,7 @@ def test_reasons():
     assert state_folder._why(["", "gone", "gone"]) == "rank 1, 2: gone"
 
 
-def test_names():
+def test_file_names_are_parsed():
     name = state_folder.Name("00ff" * 4, 1, 12, 64, 123456789, "ab" * 16)
     assert str(state_folder.Name.parse(str(name))) == str(name)
     for other in (str(name) + files.PARTIAL, "x" + str(name), str(name).replace("rank", "rang"), "notes.txt"):
@@ -357,7 +357,7 @@ def test_names():
 
 
 @pytest.mark.parametrize(("ratio", "shown"), [(30.52, "30.5:1"), (0.6, "0.60:1"), (0.004, "0.004:1")])
-def test_a_summary_is_honest(ratio, shown):
+def test_summary_is_accurate(ratio, shown):
     stats = {"steps": 3, "wire_bytes": 10, "ratio": ratio, "encode_seconds": 0.0, "wire_seconds": 0.0, "decode_seconds": 0.0}
     text = automatic._summary(stats)
     assert shown in text and ("more than without compression" in text) == (ratio < 1)

@@ -56,7 +56,7 @@ def checked(report):
     return {check["name"]: check for check in report["checks"]}
 
 
-def test_on_the_cpu(tmp_path):
+def test_cpu_selftest_passes(tmp_path):
     done = program(["-m", "laconic.selftest", "--device", "cpu", "--size", "256Ki", "--json"], tmp_path)
     assert done.code == 0, done.err
     report = json.loads(done.out)
@@ -65,7 +65,7 @@ def test_on_the_cpu(tmp_path):
     assert all(set(pays) == {"2", "4", "8"} for pays in report["break_even_gbit"].values())
 
 
-def test_on_the_pretend_device(tmp_path):
+def test_pretend_device_selftest_passes(tmp_path):
     """Without --device: it is the accelerator here."""
     done = on_pretend(tmp_path, "--size", "256Ki")
     assert done.code == 0, done.out + done.err
@@ -74,7 +74,7 @@ def test_on_the_pretend_device(tmp_path):
     assert "GB/s to the host" in done.out and "8 ranks" in done.out
 
 
-def test_a_device_that_changes_a_bit_ends_it_with_1(tmp_path):
+def test_device_that_changes_a_bit_exits_with_1(tmp_path):
     """In copies of the size of what the codecs exchange: the copies before them are right."""
     exchanged = 4 * sum(torch.Size(shape).numel() for shape in selftest._SHAPES)
     done = on_pretend(tmp_path, "--device", "pretend", "--size", "256Ki", "--json", flips=exchanged)
@@ -84,20 +84,20 @@ def test_a_device_that_changes_a_bit_ends_it_with_1(tmp_path):
     assert "other means than on the CPU, first in step" in found["exchange by none"]["detail"]
 
 
-def test_an_unknown_device_is_the_end_of_an_interpreter_of_its_own():
+def test_unknown_device_ends_its_own_interpreter():
     done = subprocess.run([sys.executable, "-m", "laconic.selftest", "--device", "cuda:77", "--size", "4Ki"], env=environment_for(),
                           capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("laconic: "), done.stderr
 
 
-def test_a_size_that_is_too_small_is_named(capsys):
+def test_too_small_size_is_named(capsys):
     with pytest.raises(SystemExit) as wrong:
         selftest.main(["--size", "12"])
     assert wrong.value.code == 2 and "at least 4Ki" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("size", "sent"), [(4 << 10, 4 << 10), (256 << 10, 256 << 10), (12 << 20, 12 << 20)])
-def test_rates_are_taken_of_the_size_that_was_asked_for(size, sent):
+def test_rates_are_measured_at_requested_size(size, sent):
     assert sum(4 * rows * columns for rows, columns in selftest.shapes_of(size)) == sent
 
 
@@ -108,7 +108,7 @@ def _copies(kind):
 
 
 @pytest.mark.parametrize("kind", [staging.HostStage, staged_tests.Disordered, staged_tests.Hasty, staged_tests.Early])
-def test_an_order_that_is_missing_shows(kind):
+def test_missing_synchronisation_is_detected(kind):
     pool = Ranks(1, backend="pretend", prepare=pretend.load)
     try:
         found = pool.run(_copies, kind=kind)[0]
@@ -117,7 +117,7 @@ def test_an_order_that_is_missing_shows(kind):
     assert all(found) == (kind is staging.HostStage)
 
 
-def test_the_model_is_that_of_the_guide():
+def test_model_matches_guide():
     """Break-even is where both sides of the guide's table are equal: 400 MB, 4 ranks, ratio 30."""
     copies = {"copy_to_host": 25.0, "copy_to_device": 25.0}
     one = {"ratio": 30.0, "encode": 2.9, "decode": 12.6 / 2}
@@ -132,7 +132,7 @@ def test_the_model_is_that_of_the_guide():
     assert selftest.break_even_gbit(one, copies, 64, "gather_all") == 0.0, "traffic grows with the ranks"
 
 
-def test_no_figure_of_the_table_runs_into_the_next(capsys):
+def test_table_columns_do_not_run_together(capsys):
     """`none` decodes nothing, at a rate without bounds."""
     speed = {"ratio": 1.0, "encode": 12.18, "decode": 15420.24}
     selftest._print({"device": "cuda:0", "torch": "2.11.0", "checks": [], "break_even_gbit": {"none": {"2": 0.0, "4": 0.0, "8": 0.0}},
@@ -141,6 +141,6 @@ def test_no_figure_of_the_table_runs_into_the_next(capsys):
     assert row == ["none", "12.18", "15420.24", "0.00", "0.00", "0.00"]
 
 
-def test_the_strategy_is_that_of_so_many_ranks():
+def test_strategy_matches_number_of_ranks():
     assert [selftest.strategy_of("int8", ranks) for ranks in (2, 8)] == ["gather_all", "two_shot"]
     assert selftest.strategy_of("bf16", 4) == "native_sum"

@@ -96,7 +96,7 @@ def means(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("engine", "ranks"), ENGINES)
-def test_the_mean_and_the_same_bits_on_all_ranks(means, engine, ranks):
+def test_means_have_same_bits_on_all_ranks(means, engine, ranks):
     job = means(engine, ranks)
     assert sorted(job.ranks) == list(range(ranks)) and set(job.status) == {0}, job.output
     for rank, given in job.ranks.items():
@@ -109,7 +109,7 @@ def test_the_mean_and_the_same_bits_on_all_ranks(means, engine, ranks):
 
 
 @pytest.mark.parametrize(("engine", "ranks"), ENGINES)
-def test_neither_torch_nor_numpy_is_imported(means, engine, ranks):
+def test_session_imports_neither_torch_nor_numpy(means, engine, ranks):
     assert {tuple(given["modules"] + given["modules_after"]) for given in means(engine, ranks).ranks.values()} == {()}
 
 
@@ -121,7 +121,7 @@ def _over_c10d():
 
 
 @pytest.mark.parametrize(("engine", "ranks"), ENGINES)
-def test_the_bits_are_those_of_torchs_gloo(means, pools, engine, ranks):
+def test_bits_match_torch_gloo(means, pools, engine, ranks):
     job = means(engine, ranks)
     assert pools(ranks).run(_over_c10d) == [job.ranks[0]["exact"]] * ranks
 
@@ -131,7 +131,7 @@ TOLD = [f"control of *: schedule:0=0.1,3=0.5,6=0.02: ratio {change}: scheduled"
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("gloo", 2)])
-def test_every_change_of_a_law_is_a_line_on_rank_0(tmp_path, engine, ranks):
+def test_every_policy_change_logs_a_line_on_rank_0(tmp_path, engine, ranks):
     job = Job(tmp_path, engine, ranks, "told")
     assert sorted(job.ranks) == list(range(ranks)) and set(job.status) == {0}, job.output
     assert job.ranks[0] == {"each": TOLD, "last": TOLD[1:], "modules": []}
@@ -169,12 +169,12 @@ def _told_over_c10d():
     return found["each"], found["last"]
 
 
-def test_every_change_of_a_law_is_a_line_over_torch_too(pools):
+def test_every_policy_change_logs_a_line_over_torch_too(pools):
     assert pools(2).run(_told_over_c10d) == [(TOLD, TOLD[1:]), ([], [])]
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("gloo", 2)])
-def test_an_array_that_cannot_be_averaged_is_every_ranks_error(tmp_path, engine, ranks):
+def test_unsuitable_array_is_error_on_every_rank(tmp_path, engine, ranks):
     pytest.importorskip("numpy")
     job = Job(tmp_path, engine, ranks, "arrays")
     assert sorted(job.ranks) == [0, 1], job.output
@@ -191,14 +191,14 @@ def test_an_array_that_cannot_be_averaged_is_every_ranks_error(tmp_path, engine,
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("gloo", 2)])
-def test_a_saved_run_goes_on_bit_for_bit(tmp_path, engine, ranks):
+def test_saved_run_continues_bit_for_bit(tmp_path, engine, ranks):
     given = Job(tmp_path, engine, ranks, "resume").same(ranks)
     assert len(given) == 3
     for through, resumed, same, remembers in given.values():
         assert resumed == through and same and remembers
 
 
-def test_a_state_of_another_is_refused_and_changes_nothing(tmp_path):
+def test_foreign_state_is_refused_and_changes_nothing(tmp_path):
     given = Job(tmp_path, "openmpi", 2, "refused").same(2)
     assert given["unchanged"]
     assert given["heard"] == {"rank": "state_rank", "world": "state_world", "spec": "state_spec", "model": "state_model",
@@ -207,7 +207,7 @@ def test_a_state_of_another_is_refused_and_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 3), ("gloo", 3)])
-def test_ranks_that_differ_hear_the_same(tmp_path, engine, ranks):
+def test_ranks_that_differ_get_same_message(tmp_path, engine, ranks):
     heard = Job(tmp_path, engine, ranks, "disagree").same(ranks)
     assert len(heard.pop("good")) == 1, "sessions can be made after one that could not"
     assert {name for name, _ in heard.values()} == {"ranks_disagree"}
@@ -265,7 +265,7 @@ BESIDE = {"good": "", "python's spec": "there is no codec 'tokp'", "C++'s spec":
 @pytest.mark.parametrize(("engine", "case"), [(engine, case) for engine in ("gloo", "openmpi", "mpich") for case in BESIDE
                                               if engine == "gloo" or case != "python leaves"])
 @pytest.mark.parametrize("first", ["cpp", "python"])
-def test_ranks_of_cpp_and_python_in_one_job(tmp_path, engine, case, first):
+def test_ranks_of_cpp_and_python_share_a_job(tmp_path, engine, case, first):
     """What one of them cannot do is one message on both, at once."""
     words = BESIDE[case]
     spec = "none" if case == "good" else "3lc"
@@ -281,7 +281,7 @@ def test_ranks_of_cpp_and_python_in_one_job(tmp_path, engine, case, first):
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("mpich", 2), ("gloo", 2)])
-def test_sessions_come_and_go(tmp_path, engine, ranks):
+def test_sessions_open_and_close_repeatedly(tmp_path, engine, ranks):
     job = Job(tmp_path, engine, ranks, "lives")
     for norms in [given.pop("norms") for given in job.ranks.values()]:  # residuals differ
         assert norms[-1] == 0 and all(norms[:-1])
@@ -292,7 +292,7 @@ def test_sessions_come_and_go(tmp_path, engine, ranks):
 
 
 @pytest.mark.parametrize("error", ["engine", "interrupt"])
-def test_a_failure_of_the_engine_undoes_all_in_flight(tmp_path, error):
+def test_engine_failure_undoes_all_in_flight(tmp_path, error):
     job = Job(tmp_path, "openmpi", 2, "undone", f"error={error}")
     assert sorted(job.ranks) == [0, 1], job.output
     for given in job.ranks.values():
@@ -302,7 +302,7 @@ def test_a_failure_of_the_engine_undoes_all_in_flight(tmp_path, error):
         assert given["again"][0] == "engine_failed" and word in given["again"][1]
 
 
-def test_a_trace_has_every_part(tmp_path):
+def test_trace_has_every_part(tmp_path):
     job = Job(tmp_path, "openmpi", 2, "traced", environment={"LACONIC_TRACE": f"{tmp_path}/trace.json"})
     assert job.status == [0], job.output
     for rank in range(2):
@@ -312,7 +312,7 @@ def test_a_trace_has_every_part(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["openmpi", "gloo"])
-def test_a_rank_that_stops_is_named_at_the_time_out(tmp_path, engine):
+def test_stopped_rank_is_named_at_timeout(tmp_path, engine):
     job = Job(tmp_path, engine, 3, "stopped", f"pids={tmp_path}/pid")
     assert job.in_time and {0, 2}.issuperset(job.ranks) and job.ranks, job.output
     for given in job.ranks.values():
@@ -322,12 +322,12 @@ def test_a_rank_that_stops_is_named_at_the_time_out(tmp_path, engine):
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
 @pytest.mark.parametrize("library", ["openmpi", "mpich"])
-def test_a_rank_that_goes_ends_the_job(tmp_path, library, how):
+def test_leaving_rank_ends_job(tmp_path, library, how):
     job = Job(tmp_path, library, 2, "leaves", f"how={how}")
     assert job.in_time and job.status != [0], job.output
 
 
-def test_under_the_other_launcher_both_are_named(tmp_path):
+def test_wrong_launcher_error_names_both(tmp_path):
     need("openmpi", "mpich")
     path = Path(_lib.lib.path).resolve().parent / FILES["mpich"]
     job = Job(tmp_path, "openmpi", 2, "opened", environment={"LACONIC_MPI_LIB": str(path)})
@@ -338,7 +338,7 @@ def test_under_the_other_launcher_both_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(("example", "package"), [("jax_train", "jax"), ("keras_train", "tensorflow")])
-def test_the_examples_reach_one_processs_accuracy(example, package):
+def test_examples_reach_accuracy_of_one_process(example, package):
     need("openmpi")
     for name in (package, "sklearn"):
         if importlib.util.find_spec(name) is None:
@@ -381,7 +381,7 @@ def installed(elsewhere, monkeypatch):
     (None, "laconic_mpi_openmpi", "the plug-in for MPI is not here"),
     ("OMPI_COMM_WORLD_SIZE", "laconic_mpi_openmpi", "Open MPI, whose launcher has started this process"),
     ("PMI_SIZE", "laconic_mpi_mpich", "MPICH, whose launcher has started this process")])
-def test_a_plug_in_that_is_not_there(elsewhere, monkeypatch, variable, target, words):
+def test_missing_plugin_is_reported(elsewhere, monkeypatch, variable, target, words):
     if variable:
         monkeypatch.setenv(variable, "2")
     with pytest.raises(LaconicError) as caught:
@@ -391,14 +391,14 @@ def test_a_plug_in_that_is_not_there(elsewhere, monkeypatch, variable, target, w
     assert f"scripts/build release {target}" in caught.value.hint
 
 
-def test_gloo_that_is_not_there(elsewhere):
+def test_missing_gloo_is_reported(elsewhere):
     with pytest.raises(LaconicError, match="liblaconic_gloo.so in .*scripts/build release laconic_gloo"):
         laconic.Session("3lc", [("w", 5)], engine="gloo", rank=0, world=1, rendezvous="file:/nonexistent")
 
 
 @pytest.mark.parametrize(("engine", "variable", "file"), [
     ("mpi", "OMPI_COMM_WORLD_SIZE", FILES["openmpi"]), ("mpi", "PMI_SIZE", FILES["mpich"]), ("gloo", None, FILES["gloo"])])
-def test_a_wheel_built_without_it_says_so(installed, monkeypatch, engine, variable, file):
+def test_wheel_without_gloo_is_reported(installed, monkeypatch, engine, variable, file):
     if variable:
         monkeypatch.setenv(variable, "2")
     options = {} if engine == "mpi" else {"rank": 0, "world": 1, "rendezvous": "file:/nonexistent"}
@@ -430,7 +430,7 @@ def without_its_library(plug_in, folder):
 
 
 @pytest.mark.parametrize("engine", list(FILES))
-def test_a_plug_in_whose_library_is_not_on_this_machine(elsewhere, engine):
+def test_plugin_with_missing_library_is_reported(elsewhere, engine):
     path, library = without_its_library(built(engine), elsewhere)
     with pytest.raises(LaconicError) as caught:
         plugin.load(path)
@@ -439,7 +439,7 @@ def test_a_plug_in_whose_library_is_not_on_this_machine(elsewhere, engine):
     assert caught.value.hint == f"apt install {PACKAGES[engine]}, or add the folder of {library} to LD_LIBRARY_PATH"
 
 
-def test_one_process_takes_the_mpi_that_is_here(elsewhere):
+def test_one_process_uses_installed_mpi(elsewhere):
     openmpi, mpich = built("openmpi"), built("mpich")
     without_its_library(openmpi, elsewhere)
     assert plugin.mpi_path() == str(elsewhere / openmpi.name), "alone it is the one to complain of"
@@ -449,7 +449,7 @@ def test_one_process_takes_the_mpi_that_is_here(elsewhere):
     assert plugin.mpi_path() == str(elsewhere / openmpi.name)
 
 
-def test_the_launcher_decides_which_mpi(elsewhere, monkeypatch):
+def test_launcher_decides_which_mpi(elsewhere, monkeypatch):
     for name in FILES.values():
         (elsewhere / name).touch()
     assert plugin.mpi_path().endswith("mpi_openmpi.so")
@@ -461,7 +461,7 @@ def test_the_launcher_decides_which_mpi(elsewhere, monkeypatch):
 
 
 @pytest.mark.parametrize(("variable", "path_of"), [("LACONIC_MPI_LIB", plugin.mpi_path), ("LACONIC_GLOO_LIB", plugin.gloo_path)])
-def test_a_variable_may_name_the_plug_in(elsewhere, monkeypatch, variable, path_of):
+def test_variable_may_name_plugin(elsewhere, monkeypatch, variable, path_of):
     (elsewhere / "liblaconic_gloo.so").touch()
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv(variable, "mine.so")
@@ -471,7 +471,7 @@ def test_a_variable_may_name_the_plug_in(elsewhere, monkeypatch, variable, path_
         path_of()
 
 
-def test_what_is_no_plug_in(tmp_path):
+def test_invalid_plugin_is_refused(tmp_path):
     with pytest.raises(LaconicError, match="it has no laconic_plugin_v1"):
         plugin.load(str(_lib.lib.path))
     (tmp_path / "text.so").write_text("nothing")
@@ -480,7 +480,7 @@ def test_what_is_no_plug_in(tmp_path):
 
 
 @pytest.mark.parametrize("part", [0.001, 0.5, 0.99])
-def test_a_plug_in_that_was_cut_off(tmp_path, part):
+def test_truncated_plugin_is_refused(tmp_path, part):
     data = Path(_lib.lib.path).read_bytes()
     (tmp_path / "cut.so").write_bytes(data[: int(part * len(data))])
     code = f"from laconic import plugin; plugin.load({str(tmp_path / 'cut.so')!r})"
@@ -498,13 +498,13 @@ def test_a_plug_in_that_was_cut_off(tmp_path, part):
     ({"engine": "gloo"}, "takes rank, world and rendezvous"),
     ({"engine": "gloo", "rank": 2, "world": 2, "rendezvous": "file:x"}, "rank is 2"),
 ])
-def test_arguments_that_no_engine_takes(options, words):
+def test_unsupported_engine_arguments_are_refused(options, words):
     with pytest.raises(LaconicError) as caught:
         laconic.Session("3lc", [("w", 5)], **options)
     assert caught.value.name == "invalid_argument" and words in str(caught.value)
 
 
-def test_arrays_are_taken_as_they_lie():
+def test_arrays_of_any_layout_are_accepted():
     torch = pytest.importorskip("torch")
     plain = array("f", [1, 2, 3])
     for values in (plain, torch.tensor([1.0, 2.0, 3.0]), (ctypes.c_float * 3)(1, 2, 3), memoryview(plain[:])):

@@ -60,7 +60,7 @@ def _through(specs, **options):
 
 
 @pytest.mark.parametrize("buckets", [1, 4])
-def test_to_and_from_every_kind(pools, buckets):
+def test_settings_change_to_and_from_every_kind(pools, buckets):
     specs = ["none", "topk:ratio=0.1", "3lc", "none", "powersgd:rank=2", "topk:ratio=0.05", "fp16", "3lc"]
     results = pools(3).run(_through, specs=specs, buckets=buckets)
     for seen, digest, stats in results:
@@ -71,7 +71,7 @@ def test_to_and_from_every_kind(pools, buckets):
         assert stats["setting_changes"] == len(specs) - 1 and stats["failures"] == 0
 
 
-def test_a_bucket_takes_the_way_of_its_settings(pools):
+def test_bucket_follows_its_settings(pools):
     """PyTorch's own sum for what is not compressed, the worker's exchange for all else."""
     for (seen, _, stats), (_, _, plain) in zip(pools(3).run(_through, specs=["none", "topk:ratio=0.1"]),
                                                pools(3).run(_through, specs=["none", "none"])):
@@ -98,7 +98,7 @@ def _as_plain_ddp():
     return found, training.digest(ddp)
 
 
-def test_none_is_plain_ddp_from_then_on(pools):
+def test_none_is_plain_ddp_afterwards(pools):
     for found, plain in pools(3).run(_as_plain_ddp):
         assert found == plain
 
@@ -118,7 +118,7 @@ def _refused(calls):
     return said, run.end(), other.end()
 
 
-def test_what_is_refused_is_refused_on_all_ranks_and_changes_nothing(pools):
+def test_refused_set_fails_on_all_ranks_and_changes_nothing(pools):
     rules = [{"match": "hidden.*", "spec": "topk"}]
     calls = [[{"spec": "topk"}, {"spec": "topk:ratio=0.1"}, {"spec": "topk"}], [{"control": "dc2"}, {"control": "aimd"}, {"control": "dc2"}],
              [{"rules": rules}, {}, {}], [{"spec": "topk"}, {"spec": "topq"}, {"spec": "topk"}], [{"spec": 5}],
@@ -146,7 +146,7 @@ def _rules_and_control():
     return first, second, third, line, run.end()
 
 
-def test_rules_and_controls_are_set_too(pools):
+def test_rules_and_controls_can_be_set(pools):
     results = pools(3).run(_rules_and_control)
     for first, second, third, line, (_, digest, _) in results:
         assert first == [("hidden.*", "3lc"), ("*", "topk:ratio=0.1")]
@@ -171,7 +171,7 @@ def _within_an_iteration():
     return said, run.end()
 
 
-def test_within_an_iteration_it_is_refused(pools):
+def test_set_within_iteration_is_refused(pools):
     for said, (_, digest, stats) in pools(3).run(_within_an_iteration):
         assert said == ["exchange_order"] * 2 and stats["failures"] == 0
 
@@ -190,7 +190,7 @@ def _registered():
     return "set", run.end()
 
 
-def test_a_registered_codec_keeps_its_settings(pools):
+def test_registered_codec_keeps_its_settings(pools):
     pytest.importorskip("numpy")
     for said, (_, _, stats) in pools(3).run(_registered):
         assert "a registered codec keeps its settings" in said and stats["failures"] == 0
@@ -212,7 +212,7 @@ def _lines():
     return said
 
 
-def test_a_set_is_one_line_on_rank_0(pools):
+def test_set_logs_one_line_on_rank_0(pools):
     lines = pools(3).run(_lines)
     told = [line for line in lines[0] if line.startswith("set from step 1 on: topk:ratio=0.1 on ")]
     assert len(told) == 1 and "control dc2" in told[0]
@@ -249,7 +249,7 @@ def _waits(trouble):
     return said, specs, left, digest, stats
 
 
-def test_a_set_waits_until_residuals_are_out(pools):
+def test_set_waits_until_residuals_are_sent(pools):
     results = pools(3).run(_waits, trouble=False)
     for said, specs, left, digest, stats in results:
         assert specs == ["3lc"] * 11 + ["bf16"] * 2  # one step to tell the wish, ten to drain
@@ -261,7 +261,7 @@ def test_a_set_waits_until_residuals_are_out(pools):
     assert not any(line.startswith("set") for said, *_ in results[1:] for line in said)
 
 
-def test_a_set_that_waited_and_cannot_be_is_told(pools):
+def test_delayed_set_that_fails_is_reported(pools):
     results = pools(3).run(_waits, trouble=True)
     for _, specs, _, digest, stats in results:
         assert specs == ["3lc"] * 13 and stats["failures"] == 0 and digest == results[0][3]
@@ -280,7 +280,7 @@ def _asks_alone():
     return specs, run.end()
 
 
-def test_what_one_rank_asks_for_does_not_put_off_a_set_of_all(pools):
+def test_request_of_one_rank_does_not_delay_set_of_all(pools):
     results = pools(3).run(_asks_alone)
     for specs, (_, digest, stats) in results:
         assert specs == ["3lc"] * 11 + ["bf16"] * 2
@@ -315,7 +315,7 @@ def _cut_off():
     return said, raised, before["residual_norm"], left
 
 
-def test_an_engine_that_fails_while_a_set_waits_ends_training_and_loses_nothing(pools):
+def test_engine_failure_while_set_waits_loses_nothing(pools):
     for said, raised, before, left in pools(3).run(_cut_off):
         assert "the cable is cut" in raised
         assert before == 0 and left > 0  # the gradients of that step
@@ -355,12 +355,12 @@ def _loaded_late():
     return "loaded", run.end()
 
 
-def test_a_state_checked_before_a_set_is_not_loaded_behind_it(pools):
+def test_state_checked_before_set_is_not_loaded_after_it(pools):
     for said, (_, digest, _) in pools(3).run(_loaded_late):
         assert said == "exchange_order"
 
 
-def test_a_state_saved_behind_a_set_is_of_what_was_set(pools):
+def test_state_saved_after_set_has_new_settings(pools):
     for before, after in pools(3).run(_saved):
         assert before == after
 
@@ -398,7 +398,7 @@ def _own_session():
     return found, list(values), said
 
 
-def test_sessions_without_ddp(pools):
+def test_sessions_without_ddp_can_be_set(pools):
     results = pools(3).run(_own_session)
     assert [said for _, _, said in results] == [["set: residuals were not out at the end; nothing was set"], [], []]
     for found, values, _ in results:

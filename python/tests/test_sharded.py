@@ -97,13 +97,13 @@ def same_on_all(results):
 
 
 @pytest.mark.parametrize("cls", OPTIMIZERS)
-def test_uncompressed_it_is_the_plain_optimizer_on_the_mean(pools, cls):
+def test_uncompressed_run_equals_plain_optimizer_on_mean(pools, cls):
     results = pools(2).run(_equals_plain, cls=cls)
     same_on_all([digest for digest, _ in results])
     assert all(stats["step"] == 6 and stats["skipped_steps"] == 0 for _, stats in results)
 
 
-def test_three_ranks_schedules_and_clipping(pools):
+def test_three_ranks_train_with_schedules_and_clipping(pools):
     for options in ({"scheduled": True}, {"clip": 0.1}, {"part": 0}, {"window": 1}, {"small_elements": 0}):
         results = pools(3).run(_equals_plain, cls="AdamW", **options)
         same_on_all([digest for digest, _ in results])
@@ -120,7 +120,7 @@ def _trains(push, pull, dtype=torch.float32, steps=40, **options):
 
 
 @pytest.mark.parametrize("push, pull, dtype", [("3lc", "3lc", torch.float32), ("3lc", "3lc", torch.bfloat16), ("topk:ratio=0.05", "int8", torch.float32)])
-def test_compressed_both_ways_it_trains_and_replicas_stay_equal(pools, push, pull, dtype):
+def test_compressed_run_trains_and_replicas_stay_equal(pools, push, pull, dtype):
     results = pools(3).run(_trains, push=push, pull=pull, dtype=dtype, width=64)
     same_on_all([digest for digest, *_ in results])
     for _, first, last, stats, explained in results:
@@ -144,7 +144,7 @@ def _full_pull(every):
     return training.digest(net), gaps
 
 
-def test_a_full_pull_brings_the_masters(pools):
+def test_full_pull_brings_masters(pools):
     results = pools(2).run(_full_pull, every=2)
     same_on_all([digest for digest, _ in results])
     for _, gaps in results:
@@ -178,7 +178,7 @@ def _accumulates(parts):
     return training.digest(net)
 
 
-def test_several_backward_calls_a_step(pools):
+def test_several_backward_calls_make_one_step(pools):
     for parts in (1, 3):
         same_on_all(pools(2).run(_accumulates, parts=parts))
 
@@ -211,7 +211,7 @@ def _uneven():
     return training.digest(net)
 
 
-def test_unused_shared_and_frozen_parameters(pools):
+def test_unused_shared_and_frozen_parameters_work(pools):
     same_on_all(pools(2).run(_uneven))
 
 
@@ -240,7 +240,7 @@ def _groups():
     optimizer.close()
 
 
-def test_parameter_groups(pools):
+def test_parameter_groups_keep_their_settings(pools):
     pools(2).run(_groups)
 
 
@@ -259,7 +259,7 @@ def _another_start(sync):
     return started, training.digest(net), max((a - b).abs().max().item() for a, b in zip(net.parameters(), fresh.parameters()))
 
 
-def test_all_begin_with_rank_zero_and_a_model_may_be_loaded_later(pools):
+def test_rank_0_initialises_all_and_model_may_be_loaded_later(pools):
     results = pools(2).run(_another_start, sync=True)
     torch.manual_seed(0)
     assert same_on_all([started for started, _, _ in results]) == training.digest(training.Net(32))
@@ -299,7 +299,7 @@ def _memory_format():
     return training.digest(net)
 
 
-def test_parameters_that_are_not_contiguous_or_move(pools):
+def test_noncontiguous_and_moved_parameters_work(pools):
     same_on_all(pools(2).run(_memory_format))
 
 
@@ -324,7 +324,7 @@ def _scaled(bad):
     return training.digest(net), scales, stood_still, stats["skipped_steps"], stats["grad_norm"]
 
 
-def test_a_scaler_hears_of_every_rank(pools):
+def test_scaler_sees_gradients_of_every_rank(pools):
     for bad in (False, True):
         results = pools(2).run(_scaled, bad=bad)
         same_on_all([digest for digest, *_ in results])
@@ -348,7 +348,7 @@ def _unscaled(power):
     return training.digest(net)
 
 
-def test_a_scale_changes_no_bit(pools):
+def test_loss_scale_changes_no_bit(pools):
     assert same_on_all(pools(2).run(_unscaled, power=0)) == same_on_all(pools(2).run(_unscaled, power=8))
 
 
@@ -367,7 +367,7 @@ def _skips():
     return before == after, told["skipped_steps"], norm, told["residual_norm"], training.digest(net)
 
 
-def test_a_step_with_nan_changes_nothing(pools):
+def test_step_with_nan_changes_nothing(pools):
     results = pools(2).run(_skips)
     for same, skipped, before, after, _ in results:
         assert same and skipped == 1
@@ -392,7 +392,7 @@ def _disabled():
     return told
 
 
-def test_disabled_nothing_is_compressed(pools):
+def test_disabled_run_compresses_nothing(pools):
     assert pools(2).run(_disabled) == [("none", "none")] * 2
 
 
@@ -426,7 +426,7 @@ def _flushes():
     return before, after, optimizer.stats()["residual_norm"], training.digest(net)
 
 
-def test_a_flush_pays_the_residuals_of_pushes(pools):
+def test_flush_sends_residuals_of_pushes(pools):
     results = pools(2).run(_flushes)
     same_on_all([digest for *_, digest in results])
     for before, after, told_last, _ in results:
@@ -497,7 +497,7 @@ def _dropped():
     return training.digest(net)
 
 
-def test_one_that_is_dropped_leaves_the_model_alone(pools):
+def test_dropped_optimizer_leaves_model_alone(pools):
     same_on_all(pools(2).run(_dropped))
 
 
@@ -514,13 +514,13 @@ def _memory():
     return own, state, 1.05 * elements / world + small
 
 
-def test_a_rank_keeps_the_state_of_what_it_owns(pools):
+def test_rank_keeps_state_of_its_part(pools):
     for own, state, most in pools(4).run(_memory):
         assert own <= most and state == 2 * own
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_an_accelerator_the_values_are_those_of_the_cpu(pools, dtype):
+def test_accelerator_gives_values_of_cpu(pools, dtype):
     if why := pretend.why_not():
         pytest.skip(why)
     pretend.library()

@@ -70,7 +70,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused(case):
+def test_unsupported_optimizers_are_refused(case):
     call, words = REFUSED[case]
     with pytest.raises(laconic.LaconicError) as error:
         call()
@@ -93,7 +93,7 @@ def _vouched():
     return training.digest(net)
 
 
-def test_one_who_vouches_may(pools):
+def test_vouched_optimizer_is_accepted(pools):
     same_on_all(pools(2).run(_vouched))
 
 
@@ -101,7 +101,7 @@ def _wrapped_in_ddp():
     make(torch.nn.parallel.DistributedDataParallel(training.Net()))
 
 
-def test_ddp_is_refused(pools):
+def test_ddp_model_is_refused(pools):
     for error in pools(2).errors(_wrapped_in_ddp):
         assert "wrapped in DistributedDataParallel" in error.message and "ddp.module" in error.message
 
@@ -238,7 +238,7 @@ def _in_trouble(case):
 
 
 @pytest.mark.parametrize("case", TROUBLES)
-def test_one_ranks_trouble_is_everybodys_error_and_training_goes_on(pools, case):
+def test_failure_of_one_rank_is_error_on_all_and_run_continues(pools, case):
     results = pools(3).run(_in_trouble, case=case)
     _, name, words = TROUBLES[case]
     for rank, (raised, failed, step, _) in enumerate(results):
@@ -277,7 +277,7 @@ def _said(case):
 
 @pytest.mark.parametrize("case, words", [("scaler", "scaler=scaler"), ("closed", "this optimizer was closed"), ("group", "groups="),
                                          ("pickle", "belongs to its process"), ("closure", "True")])
-def test_what_is_said_to_a_rank(pools, case, words):
+def test_misuse_gives_helpful_message(pools, case, words):
     for error in pools(2).errors(_said, case=case):
         assert words in error.message
 
@@ -301,7 +301,7 @@ def _writes_elsewhere():
     return [line for line in lines if "changed" in line]
 
 
-def test_who_else_writes_to_parameters_is_told_once(pools):
+def test_foreign_writes_to_parameters_are_reported_once(pools):
     for rank, lines in enumerate(pools(2).run(_writes_elsewhere)):
         assert len(lines) == 1 and f"rank {rank}: first.weight was changed" in lines[0]
 
@@ -349,7 +349,7 @@ def _dies(where, how):
 
 
 @pytest.mark.parametrize("where, how", [("push", signal.SIGKILL), ("turn", signal.SIGKILL), ("pull", signal.SIGKILL), ("turn", signal.SIGSTOP)])
-def test_a_rank_that_is_gone_is_an_error_in_time(where, how):
+def test_lost_rank_is_error_within_timeout(where, how):
     pool = Ranks(3, timeout=60)
     try:
         pool.start(_dies, where=where, how=how)

@@ -36,12 +36,12 @@ def _page():
     return told
 
 
-def test_the_guides_code_runs(pools):
+def test_guide_code_runs(pools):
     results = pools(2).run(_page)
     assert results[0] == results[1] and results[0][1:] == (4, "AdamW", 6)
 
 
-def test_the_example_learns_and_goes_on(tmp_path):
+def test_example_learns_and_resumes(tmp_path):
     pytest.importorskip("sklearn")
     accuracies = []
     for _ in range(2):

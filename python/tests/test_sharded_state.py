@@ -56,7 +56,7 @@ def _resumes(cls, push, dtype, flush, scale):
 @pytest.mark.parametrize("cls, push, dtype, flush, scale", [
     ("AdamW", "3lc", torch.float32, False, 0), ("AdamW", "topk:ratio=0.05", torch.bfloat16, True, 0), ("SGD", "3lc:s=1.5", torch.float32, True, 64.0),
     ("NAdam", "topk:ratio=0.1 3lc:s=1.5", torch.float32, False, 0), ("NAdam", "int8:round=stochastic+ef", torch.float32, False, 0), ("ASGD", "none", torch.float32, False, 0)])
-def test_a_resumed_run_goes_on_bit_for_bit(pools, cls, push, dtype, flush, scale):
+def test_resumed_run_continues_bit_for_bit(pools, cls, push, dtype, flush, scale):
     results = pools(2).run(_resumes, cls=cls, push=push, dtype=dtype, flush=flush, scale=scale)
     for whole, resumed in results:
         assert resumed == whole
@@ -75,7 +75,7 @@ def _whole(cls):
 
 
 @pytest.mark.parametrize("cls", OPTIMIZERS)
-def test_the_full_state_is_that_of_the_plain_optimizer(pools, cls):
+def test_full_state_matches_plain_optimizer(pools, cls):
     results = pools(2).run(_whole, cls=cls)
     (full, model), (other, _) = results
     net, reference = plain(cls, 2, 3)
@@ -135,7 +135,7 @@ def same_full(one, other):
 
 
 @pytest.mark.parametrize("masters", [True, False])
-def test_the_full_state_goes_into_another_world(pools, masters):
+def test_full_state_loads_at_another_world(pools, masters):
     full, model = pools(2).run(_whole, cls="AdamW")[0]
     results = pools(3).run(_continues, cls="AdamW", full=full, model=model, masters=masters)
     same_on_all([digest for digest, _ in results])
@@ -143,7 +143,7 @@ def test_the_full_state_goes_into_another_world(pools, masters):
         same_full(full, results[1][1])
 
 
-def test_the_full_state_goes_into_a_world_of_one(pools):
+def test_full_state_loads_on_one_rank(pools):
     full, _ = pools(2).run(_whole, cls="AdamW")[0]
     net, optimizer = build("AdamW", "3lc")
     optimizer.load_full_state_dict(full)
@@ -187,7 +187,7 @@ def _regrouped():
     return digests, shapes
 
 
-def test_groups_in_another_order_have_their_own_state(pools):
+def test_reordered_groups_keep_their_state(pools):
     for digests, shapes in pools(2).run(_regrouped):
         assert shapes == [(5,), (5, 32), (32, 32), (32,), (32,), (32, 20)]
         assert digests[0] == digests[1]
@@ -227,7 +227,7 @@ def _refuses(case, state=None):
     ("another rank", "state_rank", "rank"), ("a damaged master", "state_corrupt", "master/first.weight"),
     ("a damaged moment", "state_corrupt", "exp_avg"), ("no small parameter", "state_corrupt", "bias"), ("full", "state_version", "load_full_state_dict"),
     ("other groups", "state_model", "groups"), ("not a state", "state_corrupt", "list")])
-def test_a_state_that_does_not_fit_is_refused(pools, case, name, words):
+def test_state_that_does_not_fit_is_refused(pools, case, name, words):
     for raised, text in pools(2).run(_refuses, case=case):
         assert raised == name and words in text
 
@@ -240,7 +240,7 @@ def _state():
     return state
 
 
-def test_a_state_of_another_world_is_refused(pools):
+def test_state_of_another_world_is_refused(pools):
     state = pools(2).run(_state)[0]
     for raised, text in pools(3).run(_refuses, case="another world", state=state):
         assert raised == "state_world" and "expected 3 ranks, found 2" in text and "full_state_dict" in text

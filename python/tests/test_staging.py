@@ -87,12 +87,12 @@ def same(results) -> str:
 
 # ---- the same values as on the CPU -----------------------------------------------------------------------------------------
 
-def test_every_codec_is_tried():
+def test_every_codec_is_tested():
     assert {spec.partition(":")[0] for spec in training.SPECS + training.OTHER_SPECS} == set(laconic.codecs())
 
 
 @pytest.mark.parametrize("spec", training.SPECS + training.OTHER_SPECS)
-def test_the_values_of_the_cpu(staged, pools, device, spec):
+def test_staged_values_match_cpu(staged, pools, device, spec):
     run = {"spec": spec, "steps": 20, "buckets": 3}
     assert same(staged(2).run(_train, device=device, **run)) == same(pools(2).run(training.train, **run))
 
@@ -112,7 +112,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_in_every_mode(staged, pools, device, mode):
+def test_every_mode_trains(staged, pools, device, mode):
     run = {"spec": "3lc", "steps": 6, "buckets": 2, **MODES[mode]}
     assert same(staged(3).run(_train, device=device, **run)) == same(pools(3).run(training.train, **run))
 
@@ -142,7 +142,7 @@ def _scaled(device):
     return result
 
 
-def test_a_loss_scale_that_changes(staged, pools, device):
+def test_changing_loss_scale_works(staged, pools, device):
     here, there = staged(2).run(_scaled, device=device), pools(2).run(_scaled, device="cpu")
     assert [r[:2] for r in here] == [r[:2] for r in there] and {r[1] for r in here} == {512.0}
     assert [r[3] for r in here] == [r[3] for r in there]
@@ -174,7 +174,7 @@ def _flushed(device):
     return training.digest(ddp), empty, again, closed, handle.stats()
 
 
-def test_flush_second_attach_and_close(staged, pools, device):
+def test_flush_second_attach_and_close_work(staged, pools, device):
     here, there = staged(2).run(_flushed, device=device), pools(2).run(_flushed, device="cpu")
     for ours, theirs in zip(here, there):
         assert ours[:3] == theirs[:3] and ours[1] == 0.0
@@ -223,7 +223,7 @@ def _train_with(kind, **options):
 
 
 @pytest.mark.parametrize("kind", [Disordered, Hasty, Early])
-def test_an_order_that_is_missing_shows(device, pools, kind):
+def test_missing_synchronisation_is_detected(device, pools, kind):
     """Or the pretend device would be too tame to show anything."""
     if device != "pretend":
         pytest.skip("its times are not ours to choose")
@@ -270,7 +270,7 @@ def _copies(device):
     return arrived.unique().tolist(), reused, other.cpu().unique().tolist(), after.cpu().unique().tolist()
 
 
-def test_memory_that_is_being_copied_is_not_given_away(staged, device):
+def test_memory_being_copied_is_not_reused(staged, device):
     for arrived, reused, other, after in staged(2).run(_copies, device=device):
         assert arrived == [3.0] and other == [5.0] and after == [9.0]
         assert not reused, "of a block that record_stream named"
@@ -298,7 +298,7 @@ def _reused(device, microseconds):
     return first.cpu().unique().tolist(), arrived.unique().tolist(), again.host is ticket.host
 
 
-def test_the_hosts_buffer_is_used_again_behind_the_last_copy_back(staged, device):
+def test_host_buffer_is_reused_after_last_copy_back(staged, device):
     for microseconds in (20_000, 500_000):
         assert staged(2).run(_reused, device=device, microseconds=microseconds) == [([7.0], [5.0], True)] * 2
 
@@ -328,7 +328,7 @@ def _hook(device):
     return ended, stats["copy_seconds"]
 
 
-def test_the_hook_never_waits(staged, device):
+def test_hook_never_waits(staged, device):
     for ended, seconds in staged(2).run(_hook, device=device):
         assert len(ended) > 1
         if device == "pretend":
@@ -361,7 +361,7 @@ def _fails(device, victim=None, copies=0):
     return said, all(bool(t.isfinite().all()) for t in residuals.values()), handle.stats()["pinned_bytes"], layouts
 
 
-def test_a_peer_is_killed(device):
+def test_killed_peer_is_reported(device):
     pool = start(device, 3)
     pool.start(_fails, device=device, victim=1)
     outcomes = pool.finish()
@@ -373,7 +373,7 @@ def test_a_peer_is_killed(device):
         assert "rank 1" in said and finite and pinned == 0
 
 
-def test_a_copy_fails_on_one_rank_and_all_hear_of_it(device):
+def test_failed_copy_on_one_rank_reaches_all(device):
     if device != "pretend":
         pytest.skip("a device that fails stays failed")
     pool = start(device, 2)
@@ -411,7 +411,7 @@ def _raises(device, where):
 
 
 @pytest.mark.parametrize("where", ["ready", "order_after_compute", "_pinned"])
-def test_a_rank_that_cannot_bring_its_bucket_is_heard_on_all(staged, device, where):
+def test_rank_that_cannot_copy_its_bucket_fails_all(staged, device, where):
     for rank, (said, same_residuals, residuals) in enumerate(staged(2).run(_raises, device=device, where=where)):
         assert [step for step, _ in said] == [1]
         assert "rank 1" in said[0][1] and "no more room" in said[0][1]
@@ -429,7 +429,7 @@ def _unpinned(device):
     return {**result, "told": told.getvalue()}
 
 
-def test_memory_that_cannot_be_pinned_is_said_once(staged, pools, device):
+def test_unpinnable_memory_is_reported_once(staged, pools, device):
     if device != "pretend":
         pytest.skip("its memory is pinned")
     results = staged(2).run(_unpinned, device=device)
@@ -446,7 +446,7 @@ def test_resume_is_bit_identical(staged, device, spec):
         assert whole == resumed
 
 
-def test_resume_in_a_warm_up(staged, device):
+def test_resume_works_during_warm_up(staged, device):
     run = {"spec": "3lc", "buckets": 3, "attach_options": {"warmup": 6}}
     for whole, resumed in staged(2).run(training.resume, device=device, **run):
         assert whole == resumed
@@ -478,7 +478,7 @@ def _second_half(device, saved):
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["from the CPU", "to the CPU"])
-def test_a_state_moves_between_devices(staged, pools, device, there):
+def test_state_moves_between_devices(staged, pools, device, there):
     first, second = (staged, pools) if there else (pools, staged)
     ends = ((first, device if there else "cpu"), (second, "cpu" if there else device))
     saved = ends[0][0](2).run(_first_half, device=ends[0][1])
@@ -505,7 +505,7 @@ def _memory(device, steps):
     return gradients, seen, staged_bytes
 
 
-def test_pinned_memory_is_that_of_the_gradients_and_nothing_grows(staged, device):
+def test_pinned_memory_matches_gradients_and_never_grows(staged, device):
     steps = 200
     for gradients, seen, staged_bytes in staged(2).run(_memory, device=device, steps=steps):
         assert {told for told, _, _ in seen[2:]} == {gradients}, "DDP's first layout goes after the rebuild"
@@ -526,7 +526,7 @@ def _told(device):
     return {key: explained[key] for key in ("device", "path", "threads", "exchange_backend")}, stats, heard.getvalue()
 
 
-def test_what_explain_and_stats_say(staged, pools, device):
+def test_explain_and_stats_describe_staging(staged, pools, device):
     results = staged(2).run(_told, device=device)
     for explained, stats, _ in results:
         assert explained["device"] in (f"{device}:0", f"{device}:1") and explained["path"] == "staged"
@@ -551,7 +551,7 @@ def _by_turns(device):
     return backends
 
 
-def test_a_group_for_the_exchange_is_used_again_where_its_backend_fits(device):
+def test_exchange_group_is_reused_if_backend_fits(device):
     if device != "pretend":
         pytest.skip("Gloo serves the CPU beside NCCL")
     pool = start(device, 2)
@@ -571,7 +571,7 @@ def _of_no_named_backend():
     return {**result, "backend": backend, "group's": dist.get_backend()}
 
 
-def test_a_group_that_names_no_backend_exchanges_over_gloo(pools):
+def test_group_without_backend_exchanges_over_gloo(pools):
     """init_process_group() alone: Gloo for the CPU, something else for accelerators."""
     if not hasattr(torch, "accelerator"):
         pytest.skip("this torch wants a backend's name")
@@ -606,7 +606,7 @@ print(json.dumps({{"sum": ddp.module.weight.grad.cpu().double().sum().item(), "p
 
 
 @pytest.mark.parametrize("variables", [{}, {"LACONIC_DISABLE": "1"}])
-def test_a_script_for_the_device_needs_no_line(device, tmp_path, variables):
+def test_script_for_device_needs_no_change(device, tmp_path, variables):
     if device != "pretend":
         pytest.skip("the pretend device tells")
     script = tmp_path / "train.py"
@@ -622,7 +622,7 @@ def test_a_script_for_the_device_needs_no_line(device, tmp_path, variables):
         assert all(outcome.report["path"] == "staged" and outcome.report["threads"] == threads for outcome in outcomes)
 
 
-def test_the_runner_takes_a_number_of_threads_or_auto(capsys):
+def test_runner_takes_a_number_of_threads_or_auto(capsys):
     from laconic.run import _parse
 
     assert _parse(["train.py"]).threads == "auto" and _parse(["--threads", "auto", "train.py"]).threads == "auto"
@@ -642,7 +642,7 @@ def _of_doubles(device):
     return result
 
 
-def test_a_model_of_which_no_codec_takes_anything(staged, pools, device):
+def test_model_without_compressible_parameters_works(staged, pools, device):
     """Its group sums it, on the device. A group that serves nothing else would not do for the exchange."""
     here, there = staged(2).run(_of_doubles, device=device), pools(2).run(_of_doubles, device="cpu")
     assert [gradient for gradient, _ in here] == [gradient for gradient, _ in there]
@@ -658,7 +658,7 @@ def _benchmark(device, spec):
 
 
 @pytest.mark.parametrize("spec", ["pytorch:ddp", "3lc"])
-def test_the_benchmark_of_training_runs(staged, device, spec):
+def test_training_benchmark_runs(staged, device, spec):
     pytest.importorskip("sklearn", reason="bench/gpu_training.py trains on scikit-learn's digits")
     for found in staged(2).run(_benchmark, device=device, spec=spec):
         assert found["same"] and found["accuracy"] > 0.3 and found["step_ms"] > 0
@@ -668,7 +668,7 @@ def test_the_benchmark_of_training_runs(staged, device, spec):
 @pytest.mark.parametrize(("cpus", "variables", "devices", "threads"), [
     (16, {"LOCAL_WORLD_SIZE": "4"}, 1, 4), (64, {"LOCAL_WORLD_SIZE": "4"}, 4, 8), (2, {"LOCAL_WORLD_SIZE": "4"}, 4, 1),
     (16, {}, 8, 2), (16, {}, 0, 8), (16, {"LOCAL_WORLD_SIZE": "none"}, 4, 4), (12, {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 8, 6)])
-def test_threads_are_the_ranks_part_of_the_usable_cpus(monkeypatch, cpus, variables, devices, threads):
+def test_threads_are_share_of_usable_cpus(monkeypatch, cpus, variables, devices, threads):
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -698,7 +698,7 @@ def _refused(device, how):
     ("mixed", "parameter weight lies on {0}:0, parameter bias on {0}:1"),
     ("no Gloo", "has no Gloo"),
     ("no torch.accelerator", "has no torch.accelerator (gradients on an accelerator need torch 2.6 or newer)")])
-def test_what_cannot_be_is_refused_on_every_rank(staged, device, how, told):
+def test_unsupported_devices_are_refused_on_every_rank(staged, device, how, told):
     if device != "pretend":
         pytest.skip("the pretend device tells")
     results = staged(2).run(_refused, device=device, how=how)
@@ -706,7 +706,7 @@ def test_what_cannot_be_is_refused_on_every_rank(staged, device, how, told):
     assert all(told.format(device) in text for _, text in results)
 
 
-def test_an_older_torch_names_what_is_missing():
+def test_older_torch_names_missing_feature():
     if hasattr(torch, "accelerator"):
         pytest.skip("this torch has torch.accelerator")
 

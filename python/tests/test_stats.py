@@ -53,7 +53,7 @@ def _timed(pause, steps, **options):
     return {key: after[key] - before[key] for key in ("queue_seconds", "backward_wait_seconds", "wire_seconds", "exchanges")}, took
 
 
-def test_queue_and_backward_wait_are_what_they_are_called(pools):
+def test_queue_and_backward_wait_measure_what_they_name(pools):
     """Two buckets of 50 ms each, submitted at once: one by one they wait 0 and 50 ms, backward() for all 100."""
     for counted, took in pools(2).run(_timed, pause=0.05, steps=3, attach_options={"window": 1}):
         assert counted["exchanges"] == 2 * 3
@@ -72,7 +72,7 @@ def _nothing_waits():
     return stats["queue_seconds"], stats["backward_wait_seconds"]
 
 
-def test_plain_sums_are_nobodys_wait(pools):
+def test_plain_sums_are_not_counted_as_wait(pools):
     assert pools(2).run(_nothing_waits) == [(0.0, 0.0)] * 2
 
 
@@ -98,7 +98,7 @@ def _profiled(all_threads):
     return {key: e.count for key, e in ours.items()}, {key: e.cpu_time_total / 1e6 for key, e in ours.items()}, exchanges
 
 
-def test_the_profiler_sees_every_exchange(pools):
+def test_profiler_sees_every_exchange(pools):
     for counts, seconds, exchanges in pools(2).run(_profiled, all_threads=False):
         assert exchanges == 4 and counts["laconic::exchange"] == 4
         assert seconds["laconic::exchange"] > 4 * 2 * 0.02  # until the mean is here
@@ -106,7 +106,7 @@ def test_the_profiler_sees_every_exchange(pools):
 
 @pytest.mark.skipif(ALL_THREADS not in (getattr(torch._C._profiler, "_ExperimentalConfig", int).__init__.__doc__ or ""),
                     reason="this PyTorch's profiler sees one thread")
-def test_a_profile_of_all_threads_has_encode_wire_and_decode(pools):
+def test_profile_of_all_threads_has_encode_wire_and_decode(pools):
     for counts, seconds, exchanges in pools(2).run(_profiled, all_threads=True):
         assert counts["laconic::encode"] == exchanges == 4
         assert counts["laconic::wire"] == counts["laconic::decode"] == 2 * exchanges  # there and back
@@ -138,7 +138,7 @@ def _start_line(spec="3lc", variables=(), size=80):
     return heard.getvalue()
 
 
-def test_the_start_line_says_that_one_machine_needs_no_compression(pools):
+def test_start_line_warns_if_one_machine_needs_no_compression(pools):
     said = pools(2).run(_start_line)
     assert said[1] == "" and said[0].count("\n") == 1
     assert said[0].rstrip().endswith("all ranks are on this machine, where compression cannot pay: no network is in between")
@@ -159,12 +159,12 @@ def _elsewhere():
             opening.place = kept
 
 
-def test_ranks_on_two_machines_hear_nothing_of_that(pools):
+def test_ranks_on_two_machines_get_no_such_warning(pools):
     said = pools(2).run(_elsewhere)
     assert "3lc on 1 of 2 tensors" in said[0] and "this machine" not in said[0]
 
 
-def test_one_rank_is_told_that_it_exchanges_nothing(pools):
+def test_one_rank_is_informed_that_nothing_is_exchanged(pools):
     said, = pools(1).run(_start_line)
     assert said.rstrip().endswith("3lc: one rank exchanges nothing: gradients pass through; gloo, 1 rank, cpu in place")
 
@@ -201,7 +201,7 @@ def _late(late, named_after, patience, said):
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_a_line_names_the_ranks_that_are_awaited(comes, tmp_path):
+def test_late_ranks_are_named_in_a_line(comes, tmp_path):
     ranks = Ranks(3)
     try:
         outcomes = ranks.run(_late, late=0, named_after=1.0, patience=100 if comes else 15, said=tmp_path / "said" if comes else None)
@@ -216,7 +216,7 @@ def test_a_line_names_the_ranks_that_are_awaited(comes, tmp_path):
         assert [ended for ended, _ in outcomes] == ["attached"] * 3
 
 
-def test_the_documented_keys_are_the_keys(pools):
+def test_documented_stats_keys_exist(pools):
     """docs/guide/pytorch.md has a row for each."""
     import re
     from pathlib import Path

@@ -136,14 +136,14 @@ def test_no_round_carries_only_control(pools, spec, options, strategy, planned, 
         assert counts["rounds"] == counts["asked"] == 4 * planned
 
 
-def test_uncompressed_buckets_cost_what_they_cost_under_plain_ddp(pools):
+def test_uncompressed_buckets_cost_as_much_as_plain_ddp(pools):
     for counts in pools(3).run(_rounds, spec="none", buckets=1):
         assert counts["asked"] == 4 and counts["exchanges"] == 0  # the group's own all-reduce, no worker
 
 
 @pytest.mark.parametrize("strategy", ["gather_all", "two_shot"])
 @pytest.mark.parametrize("spec", ["3lc", "sidco:ratio=0.05"])
-def test_sizes_that_vary_cost_a_round_only_when_they_outgrow_the_prediction(pools, spec, strategy):
+def test_varying_sizes_cost_a_round_only_above_prediction(pools, spec, strategy):
     """On engines whose receives take exactly what was announced; others need no prediction."""
     planned = {"gather_all": 1, "two_shot": 2}[strategy]
     for counts in pools(3).run(_rounds, spec=spec, buckets=1, strategy=strategy):
@@ -169,7 +169,7 @@ def _hashes(spec, **options):
 
 @pytest.mark.parametrize("strategy", ["gather_all", "two_shot"])
 @pytest.mark.parametrize("spec", ["3lc", "sidco:ratio=0.05", "topk:ratio=0.05", "int8"])
-def test_how_bytes_travel_changes_no_bit(pools, spec, strategy):
+def test_transport_changes_no_bit(pools, spec, strategy):
     hashes = pools(4).run(_hashes, spec=spec, strategy=strategy)
     assert len({h for of_rank in hashes for h in of_rank}) == 1
 
@@ -207,6 +207,6 @@ def _spent(spec, **options):
 
 @pytest.mark.parametrize(("spec", "options"), [("topk:ratio=0.05", {}), ("3lc", {"strategy": "two_shot"}), ("powersgd:rank=2", {}),
                                                ("fp16", {})])
-def test_an_emulated_link_charges_for_what_the_session_counts(pools, spec, options):
+def test_emulated_link_charges_counted_bytes(pools, spec, options):
     for spent, counted in pools(3).run(_spent, spec=spec, **options):
         assert spent == counted > 0

@@ -20,7 +20,7 @@ def _explained(spec):
     return found
 
 
-def test_explain_tells_lanes_and_table(pools):
+def test_explain_shows_element_width_and_table(pools):
     for found in pools(3).run(_explained, spec="thc"):
         assert (found["strategy"], found["lane_bits"]) == ("native_sum", 8)
         assert len(found["table"]) == 16 and found["table"][0] == 0 and 3 * found["table"][-1] <= 255
@@ -49,7 +49,7 @@ def _mean(spec, steps):
 
 
 @pytest.mark.parametrize("spec", ["thc+noef", "thc:scale=exact+noef", "thc:lane=16,block=256+noef"])
-def test_means_are_near_and_the_same_on_every_rank(pools, spec):
+def test_means_are_close_and_equal_on_every_rank(pools, spec):
     results = pools(3).run(_mean, spec=spec, steps=4)
     assert all(found == results[0] for found in results)
     assert all(0.01 < error < 0.25 for error in results[0][0]), "4 bits: an error of 2 % of each squared norm, a third in the mean"
@@ -75,7 +75,7 @@ def _not_finite(spec, bad_step):
 
 
 @pytest.mark.parametrize("bad_step", [0, 2])
-def test_infinity_on_one_rank_goes_out_on_all(pools, bad_step):
+def test_infinity_on_one_rank_is_sent_on_all(pools, bad_step):
     """In the first step the range is agreed on, and NaN shows there; later the trouble lane tells."""
     results = pools(3).run(_not_finite, spec="thc:block=256", bad_step=bad_step)
     assert all(found == results[0] for found in results)

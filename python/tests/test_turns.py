@@ -96,7 +96,7 @@ def _from_within(where):
 
 
 @pytest.mark.parametrize("where", ["hook of a bucket", "hook of a tensor", "callback", "signal handler"])
-def test_from_inside_of_backward_all_are_refused_and_change_nothing(pools, where):
+def test_calls_from_backward_are_refused_and_change_nothing(pools, where):
     undisturbed = pools(2).run(_from_within, where=None)
     for (_, usual), (said, ended) in zip(undisturbed, pools(2).run(_from_within, where=where, seconds=120)):
         assert said == dict.fromkeys(["state_dict", "flush", "set", "load_state_dict", "gather_texts"], "exchange_order")
@@ -133,7 +133,7 @@ def _stands_still():
     return said, bits(last), handle.close()
 
 
-def test_a_signal_handler_saves_the_last_state_while_a_peer_stands_still(pools):
+def test_signal_handler_saves_last_state_while_peer_is_stalled(pools):
     (said, last, _), _ = pools(2).run(_stands_still, seconds=120)
     assert said == [("exchange_order", last)]
 
@@ -163,7 +163,7 @@ def _from_another_thread(name):
 
 
 @pytest.mark.parametrize("name", ["state_dict", "flush", "set"])
-def test_from_another_thread_they_wait_for_the_end_of_the_step(pools, name):
+def test_calls_from_another_thread_wait_for_end_of_step(pools, name):
     results = pools(2).run(_from_another_thread, name=name, seconds=120)
     assert results[0][3] == results[1][3], "replicas differ"
     got, state, spec, _ = results[0]
@@ -193,7 +193,7 @@ def _again_and_again():
     return taken, training.digest(ddp), handle.close()
 
 
-def test_states_may_be_taken_in_another_thread_again_and_again(pools):
+def test_states_are_repeatedly_read_from_another_thread(pools):
     (first, one, _), (second, other, _) = pools(2).run(_again_and_again, seconds=120)
     assert one == other
     for taken in (first, second):
@@ -234,7 +234,7 @@ def _never_ends(how):
     return said, handle.close()
 
 
-def test_a_step_that_does_not_end_is_told_to_another_thread(pools):
+def test_unfinished_step_is_reported_to_another_thread(pools):
     for said, _ in pools(2).run(_never_ends, how="in time", seconds=120):
         assert said == ["timed_out"]
     for said, _ in pools(2).run(_never_ends, how="because the engine has failed", seconds=120):
@@ -266,7 +266,7 @@ def _forked():
     return said, _ended(ddp, handle, optimizer, first=2)[0]
 
 
-def test_a_forked_process_is_answered_at_once(pools):
+def test_forked_process_is_answered_at_once(pools):
     (said, one), (again, other) = pools(2).run(_forked, seconds=200)
     assert said == again == [*(f"{name} unsupported True" for name in ("state_dict", "flush", "set", "load_state_dict", "gather_texts")),
                              "close None"]
@@ -275,7 +275,7 @@ def test_a_forked_process_is_answered_at_once(pools):
 
 # ---- turns alone ----
 
-def test_turns_go_round_in_the_order_of_asking():
+def test_turns_follow_order_of_requests():
     order, of, held = [], turns.Turns(), threading.Event()
 
     def call(name):
@@ -302,7 +302,7 @@ def test_turns_go_round_in_the_order_of_asking():
     assert order == ["first", "second", "step", "third"] and not of._asking
 
 
-def test_a_step_that_a_signal_handler_breaks_off_while_it_waits_leaves_no_trace():
+def test_step_aborted_by_signal_handler_leaves_no_trace():
     of, waits = turns.Turns(), threading.Event()
 
     def raises(*_):
@@ -332,7 +332,7 @@ def test_a_step_that_a_signal_handler_breaks_off_while_it_waits_leaves_no_trace(
     assert not of._asking
 
 
-def test_a_thread_of_autograds_trains_for_the_main_thread():
+def test_autograd_thread_trains_for_main_thread():
     """As behind backward() on an accelerator, whose hooks run in a thread that Python has not started."""
     import _thread
 

@@ -23,7 +23,7 @@ def _hashes(spec, steps, **options):
 
 
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "powersgd:rank=2", "bf16"])
-def test_the_first_steps_are_plain_ddp_bit_for_bit(pools, spec):
+def test_first_steps_equal_plain_ddp_bit_for_bit(pools, spec):
     plain, _ = pools(3).run(_hashes, spec=None, steps=6, buckets=2)[0]
     outcomes = pools(3).run(_hashes, spec=spec, steps=6, buckets=2, attach_options={"warmup": 4})
     for hashes, stats in outcomes:
@@ -35,7 +35,7 @@ def test_the_first_steps_are_plain_ddp_bit_for_bit(pools, spec):
 
 @pytest.mark.parametrize("before", [2, 4, 5])
 @pytest.mark.parametrize(("spec", "buckets"), [("3lc", 4), ("randomk:ratio=0.05", 4), ("topk:ratio=0.05", 1)])
-def test_a_run_resumed_in_or_after_its_warmup_is_bit_identical(pools, spec, buckets, before):
+def test_run_resumed_in_or_after_warmup_is_bit_identical(pools, spec, buckets, before):
     for whole, resumed in pools(3).run(training.resume, spec=spec, buckets=buckets, before=before, after=4, attach_options={"warmup": 4}):
         assert whole == resumed
 
@@ -56,7 +56,7 @@ def _refused(warmups):
 @pytest.mark.parametrize(("warmups", "name", "words"), [
     ([3, 3, 5], "ranks_disagree", "warmup is 3 on rank 0 and 5 on rank 2"), ([-1] * 3, "invalid_argument", "warmup is -1"),
     ([0, 1.5, 0], "ranks_disagree", "rank 1 could not attach: warmup is 1.5")])
-def test_another_warmup_on_one_rank_is_one_message_on_all(pools, warmups, name, words):
+def test_different_warmup_on_one_rank_is_one_message_on_all(pools, warmups, name, words):
     outcomes = pools(3).run(_refused, warmups=warmups)
     assert len(set(outcomes)) == 1 and outcomes[0][0] == name and words in outcomes[0][1]
 
@@ -85,7 +85,7 @@ def _fails_while_warming_up():
     return said, Failing.calls
 
 
-def test_a_failure_in_the_warmup_breaks_the_handle(pools):
+def test_failure_in_warmup_breaks_handle(pools):
     for said, calls in pools(2).run(_fails_while_warming_up):
         assert len(said) == 2 and all("the test ends the network" in text and "step 1" in text for text in said)
         assert calls == 1  # nothing more goes out

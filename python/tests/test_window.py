@@ -19,7 +19,7 @@ import laconic  # noqa: E402
 
 
 @pytest.mark.parametrize(("spec", "strategy"), [("3lc", "two_shot"), ("topk:ratio=0.05", "gather_all"), ("int8+ef", "two_shot")])
-def test_window_and_part_change_no_value(pools, spec, strategy):
+def test_window_and_part_size_change_no_value(pools, spec, strategy):
     """Sums are taken by us, in rank order: neither when nor in which parts a bucket travels decides a bit."""
     seen = set()
     for window, part in ((1, 0), (2, 0), (2, 1024), (3, 1), (8, 20000)):
@@ -28,7 +28,7 @@ def test_window_and_part_change_no_value(pools, spec, strategy):
     assert len(seen) == 1
 
 
-def test_replicas_are_identical_where_the_engine_adds(pools):
+def test_replicas_are_identical_with_engine_addition(pools):
     for part in (0, 1024):
         results = pools(3).run(training.train, spec="powersgd:rank=2", steps=4, attach_options={"part": part, "window": 3})
         assert len({r["hash"] for r in results}) == 1
@@ -76,7 +76,7 @@ def _issued(window):
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_the_order_of_issue_is_that_of_the_buckets(pools, window):
+def test_issue_order_follows_buckets(pools, window):
     """First batch of i; then what is left of the oldest until a long one has a place: less than `window` long ones are in flight
     then and, where that is 2 or more, less than eight of all. At the end of a step all that is left. The same on every rank."""
     (first, elements), *others = pools(3).run(_issued, window=window)
@@ -133,7 +133,7 @@ def _disagrees(name, values):
 
 
 @pytest.mark.parametrize(("name", "values"), [("window", (2, 3)), ("part", (0, 4096))])
-def test_every_rank_has_the_same(pools, name, values):
+def test_every_rank_has_same_window(pools, name, values):
     said = pools(2).run(_disagrees, name=name, values=values)
     assert said[0] == said[1] and f"rank 0 has {values[0]}, rank 1 has {values[1]}" in said[0]
 
@@ -167,7 +167,7 @@ def _saved_within_a_step(coalesce):
 
 
 @pytest.mark.parametrize("coalesce", [True, False])
-def test_state_behind_a_failure_within_a_step_undoes_what_is_in_flight(pools, coalesce):
+def test_state_after_failure_within_step_undoes_exchanges(pools, coalesce):
     for before, gradients, saved, raised in pools(2).run(_saved_within_a_step, coalesce=coalesce):
         assert "the test breaks it" in raised
         residuals = [name for name in gradients if f"residual/{name}" in saved]
@@ -192,7 +192,7 @@ def _traced(folder):
     return exchanges
 
 
-def test_a_trace_has_every_part_of_every_exchange(pools, tmp_path):
+def test_trace_has_every_part_of_every_exchange(pools, tmp_path):
     exchanges = pools(2).run(_traced, folder=str(tmp_path))[0]
     for rank in (0, 1):
         events = [e for e in json.loads((tmp_path / f"trace.rank{rank}.json").read_text(encoding="utf-8")) if e["ph"] == "X"]
@@ -208,7 +208,7 @@ def test_a_trace_has_every_part_of_every_exchange(pools, tmp_path):
         assert any(w["ts"] < e["ts"] and e["ts"] + e["dur"] < w["ts"] + w["dur"] for w in named["wire"] for e in named["encode"])
 
 
-def test_a_trace_that_cannot_be_written_is_a_line(tmp_path, monkeypatch, caplog):
+def test_unwritable_trace_logs_a_line(tmp_path, monkeypatch, caplog):
     from laconic import trace
 
     monkeypatch.setenv("LACONIC_TRACE", str(tmp_path / "none" / "trace.json"))

@@ -22,7 +22,7 @@ for module, *arguments in (("run", "--help"), ("doctor", "--help"), ("selftest",
 """
 
 
-def test_the_commands_run_without_docstrings(tmp_path):
+def test_commands_run_without_docstrings(tmp_path):
     (tmp_path / "this_is_the_script.py").write_text("print('the script', __debug__)")
     done = subprocess.run([sys.executable, "-OO", "-c", HELP], cwd=tmp_path, env=environment_for(LACONIC_LOG="error"), capture_output=True,
                           text=True, timeout=280)

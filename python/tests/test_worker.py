@@ -53,7 +53,7 @@ def _scaled(scales, losses, spec):
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2"])
 @pytest.mark.parametrize(("scale", "factor"), [(0.0, 0.0), (math.nan, math.nan), (math.inf, math.inf), (-2.0, -2.0), (1e60, 1.0), (1e-60, 1.0)])
-def test_a_loss_scale_that_residuals_cannot_follow_leaves_them_as_they_are(pools, spec, scale, factor):
+def test_loss_scale_that_residuals_cannot_follow_keeps_them(pools, spec, scale, factor):
     losses = [1024.0, 1024.0, factor, factor, 1024.0, 2048.0]
     plain = pools(2).run(_scaled, spec=spec, scales=[1024.0] * 5 + [2048.0], losses=losses, seconds=90)
     results = pools(2).run(_scaled, spec=spec, scales=[1024.0, 1024.0, scale, scale, 1024.0, 2048.0], losses=losses, seconds=90)
@@ -79,7 +79,7 @@ def _diverged(spec):
     return scales, training.digest(ddp) == before
 
 
-def test_a_run_whose_scale_has_come_to_zero_goes_on_as_under_plain_ddp(pools):
+def test_zero_loss_scale_continues_as_in_plain_ddp(pools):
     plain = pools(2).run(_diverged, spec=None, seconds=90)
     assert plain[0][0][-1] == 0.0 and pools(2).run(_diverged, spec="topk:ratio=0.05", seconds=90) == plain
 
@@ -138,7 +138,7 @@ def patient():
 
 @pytest.mark.parametrize(("task", "error"), [*((task, RAISED[2]) for task in TASKS), *(("exchanges._fetch", error) for error in RAISED)],
                          ids=lambda what: what if isinstance(what, str) else type(what).__name__)
-def test_a_task_that_raises_is_heard_by_whoever_waits_on_every_rank(patient, task, error):
+def test_task_that_raises_fails_waiters_on_every_rank(patient, task, error):
     for said, last, states, alive, steps in patient.run(_raises_once, task=task, error=error, seconds=120):
         texts = {text.partition("\n")[0] for text in said}  # behind it torch may say from where
         assert len(said) >= 4 and len(texts) <= 2 and all("told to" in text for text in texts), said
@@ -167,7 +167,7 @@ def _ends_badly(where):
 
 
 @pytest.mark.parametrize("where", ["at the end", "before"])
-def test_a_handle_that_cannot_free_what_it_holds_has_ended(patient, where):
+def test_handle_ends_even_if_it_cannot_free(patient, where):
     for rank, (said, last, steps, alive) in enumerate(patient.run(_ends_badly, where=where, seconds=120)):
         assert (steps, alive) == (1, False)
         told = said if where == "at the end" else str(last)

@@ -43,13 +43,13 @@ def expect_bits(found, ranks, job=0):
     assert [rank["compressed"] for rank in ranks] == [rank["compressed"] for rank in by_the_group]
 
 
-def test_the_two_references_differ_and_are_the_groups(found):
+def test_references_differ_and_match_their_groups(found):
     first, second = of(found, "by_the_group")
     assert not first[0]["strategy_is_server_sum"] and len(set(first[0]["all"])) == 5
     assert first[0]["compressed"] != second[0]["compressed"]
 
 
-def test_without_loss(found):
+def test_means_match_without_loss(found):
     expect_bits(found, of(found, "lossless"))
 
 
@@ -60,7 +60,7 @@ def test_loss_changes_no_bit(found, scenario):
     assert sum(rank["resent_datagrams"] for rank in ranks) > 0
 
 
-def test_multicast_changes_no_bit_and_leaves_the_server_once(found):
+def test_multicast_changes_no_bit_and_leaves_server_once(found):
     scenario = of(found, "multicast")
     ranks, sent = scenario["ranks"], scenario["sent"]
     for one in ranks.values():
@@ -76,7 +76,7 @@ def test_multicast_changes_no_bit_and_leaves_the_server_once(found):
     assert [rank["multicast_datagrams"] > 1000 for rank in ranks["deaf"]] == [True, True, True, False]
 
 
-def test_a_program_in_the_kernel_of_the_switch_changes_no_bit(found):
+def test_kernel_program_of_switch_changes_no_bit(found):
     scenario = of(found, "xdp")
     if "why" in scenario:
         pytest.skip(f"no xdp: {scenario['why']}")
@@ -86,7 +86,7 @@ def test_a_program_in_the_kernel_of_the_switch_changes_no_bit(found):
     assert scenario["server"]["in_kernel"] > 0.8 * scenario["server"]["datagrams"], scenario["server"]
 
 
-def test_two_jobs_of_one_server_know_nothing_of_each_other(found):
+def test_two_jobs_of_one_server_are_independent(found):
     first, second = of(found, "two_jobs")
     expect_bits(found, first, 0)
     expect_bits(found, second, 1)
@@ -98,13 +98,13 @@ def test_two_servers_share_a_job(found):
     assert found["servers"][1]["datagrams"] > 1000
 
 
-def test_a_server_that_was_killed_and_started_again_changes_no_bit(found):
+def test_restarted_server_changes_no_bit(found):
     ranks = of(found, "server_restarted")
     expect_bits(found, ranks)
     assert all(rank["aggregator_restarts"] == 2 for rank in ranks)
 
 
-def test_a_worker_that_is_killed_is_named_on_every_other_rank(found):
+def test_killed_worker_is_named_on_every_other_rank(found):
     scenario = of(found, "worker_killed")
     for killed in scenario["killed"]:
         assert killed[2] is None
@@ -113,7 +113,7 @@ def test_a_worker_that_is_killed_is_named_on_every_other_rank(found):
     expect_bits(found, scenario["after"])
 
 
-def test_forged_cut_replayed_and_random_datagrams_change_no_bit(found):
+def test_hostile_datagrams_change_no_bit(found):
     scenario = of(found, "hostile_sender")
     for ranks, wanted in zip(scenario["ranks"], (0, 1)):
         expect_bits(found, ranks)
@@ -124,7 +124,7 @@ def test_forged_cut_replayed_and_random_datagrams_change_no_bit(found):
     assert scenario["server"]["rejected"] + scenario["server"]["strangers"] >= 0.9 * (up["cut"] + up["turned"] + up["random"])
 
 
-def test_a_slow_worker_is_not_waited_for_and_replicas_stay_equal(found):
+def test_slow_worker_is_skipped_and_replicas_stay_equal(found):
     ranks = of(found, "slow_worker")
     expect_done(ranks)
     assert all(rank["stats"]["partial_granules"] > 0 for rank in ranks)

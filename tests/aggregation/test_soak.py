@@ -10,7 +10,7 @@ import pytest
 SOAK = Path(__file__).with_name("soak.py")
 
 
-def test_twenty_seconds_of_it():
+def test_twenty_seconds_of_soak_pass():
     done = subprocess.run([sys.executable, SOAK, "20"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode == 3:
         pytest.skip(done.stdout)

@@ -20,19 +20,19 @@ import servers  # noqa: E402
 from test_demo import laconic_command  # noqa: E402
 
 
-def test_a_network_may_lose_packets():
+def test_network_may_lose_packets():
     assert network.rate_and_loss("100mbit,1%") == ("100mbit", "1%") and network.rate_and_loss("off") == ("off", "0%")
     assert network.rate_text("100mbit,1%") == "100 Mbit/s, 1 % loss" and network.rate_text("100mbit") == "100 Mbit/s"
     with pytest.raises(ValueError, match="'9furlongs' is not a rate"):
         demo.plan_of(demo.options(["--networks", "100mbit 9furlongs,1%"]), demo.SPECS)
 
 
-def test_a_place_of_servers_is_part_of_the_label_alone():
+def test_servers_position_changes_only_the_label():
     assert labels.label_of("thc:bits=3@hosts") == "Laconic thc:bits=3, a server on each host"
     assert labels.label_of("thc") == "Laconic thc"
 
 
-def test_the_kernels_row_is_there_where_the_kernel_takes_it(monkeypatch):
+def test_kernel_row_appears_if_kernel_supports_it(monkeypatch):
     said = []
     progress = type("Progress", (), {"say": staticmethod(said.append)})
     for why, specs in (("", f"{demo.SPECS} thc@xdp"), ("it takes root", demo.SPECS)):

@@ -58,7 +58,7 @@ class Attributes(html.parser.HTMLParser):
         self.fetched += [(tag, k, v) for k, v in attributes if k in ("src", "href", "xlink:href", "srcset", "data")]
 
 
-def test_the_table_has_its_columns_and_a_row_for_each_exchange(miniature):
+def test_table_has_its_columns_and_a_row_per_exchange(miniature):
     _, done = miniature
     lines = done.stdout.splitlines()
     head = next(line for line in lines if line.startswith("exchange"))
@@ -70,13 +70,13 @@ def test_the_table_has_its_columns_and_a_row_for_each_exchange(miniature):
     assert "in all" in done.stdout
 
 
-def test_progress_is_plain_lines_when_nobody_watches(miniature):
+def test_progress_is_plain_lines_without_terminal(miniature):
     _, done = miniature
     assert "\r" not in done.stderr and "\033" not in done.stderr
     assert re.search(r"accuracy +1/4 +pytorch:ddp", done.stderr)
 
 
-def test_the_page_fetches_nothing_and_knows_dark(miniature):
+def test_page_fetches_nothing_and_supports_dark_mode(miniature):
     out, _ = miniature
     page = (out / "report.html").read_text()
     parser = Attributes()
@@ -89,7 +89,7 @@ def test_the_page_fetches_nothing_and_knows_dark(miniature):
     assert parser.tags.count("figure") >= 4
 
 
-def test_every_table_and_picture_of_an_emulated_run_says_so(miniature):
+def test_emulated_runs_are_marked_in_tables_and_pictures(miniature):
     out, done = miniature
     page = (out / "report.html").read_text()
     assert "EMULATED" in done.stdout and "emulated: senders wait" in (out / "published/demo.md").read_text()
@@ -114,7 +114,7 @@ def test_bytes_and_parts_are_recorded_for_every_rank(miniature):
     assert [len(bound["times"]) for bound in bounds] == [3 if block["slow"] else 10 for block in result["ranks"][0]["blocks"][1:]]
 
 
-def test_bytes_of_a_lone_worker_are_drawn_too():
+def test_bytes_of_single_worker_are_drawn():
     import charts
 
     picture = charts.dots([("Laconic none", "laconic-0", 0.0, None)], "Bytes a step", "bytes")
@@ -132,7 +132,7 @@ def workers(plan, folder, world=2):
     return outcomes, folder / "result.json"
 
 
-def test_a_failing_run_ends_with_its_sentence(tmp_path):
+def test_failing_run_ends_with_its_message(tmp_path):
     """What a worker says of an exchange that there is not, and what the demo makes of that when a lab brings it."""
     (failed,), _ = workers(demo.plan_of(demo.options(["--specs", "3lcc", "--steps", "1", "--workers", "1"])) | {"specs": ["3lcc"]}, tmp_path, world=1)
     said = failed.out.splitlines()[-1]
@@ -148,7 +148,7 @@ def test_a_failing_run_ends_with_its_sentence(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_wrong_rate_is_said_before_anything_starts(tmp_path):
+def test_wrong_rate_is_reported_before_anything_starts(tmp_path):
     done = run("--rate", "50furlongs", "--out", str(tmp_path))
     assert done.returncode == 1
     assert "'50furlongs' is not a rate" in done.stderr
@@ -181,7 +181,7 @@ time.sleep(1000)
 """
 
 
-def test_an_interrupted_demo_leaves_no_process(short_path):
+def test_interrupted_demo_leaves_no_process(short_path):
     laconic_command()
     marker = short_path
     torch = pathlib.Path(marker, "torch.py")
@@ -204,7 +204,7 @@ def test_an_interrupted_demo_leaves_no_process(short_path):
     assert processes_with(marker) == []
 
 
-def test_the_transformer_learns_on_two_ranks(tmp_path):
+def test_transformer_learns_on_two_ranks(tmp_path):
     pytest.importorskip("torch")
     from launches import launch
 

@@ -43,7 +43,7 @@ def pair():
 # ---- every model ----
 
 @pytest.mark.parametrize("name", models.MODELS)
-def test_a_model_has_all_that_the_demo_asks_for(name):
+def test_model_has_everything_demo_needs(name):
     model, kind = models.MODELS[name], models.load(name)
     data = kind.data(None)
     net = kind.build(data)
@@ -93,7 +93,7 @@ def _replicas(name):
 
 
 @pytest.mark.parametrize("name", models.MODELS)
-def test_replicas_are_bit_identical_and_seeds_decide(pair, name):
+def test_replicas_are_bit_identical_for_each_seed(pair, name):
     (plain, one, again, other), second = pair.run(_replicas, name=name)
     assert [plain, one, again, other] == second
     assert one == again and len({plain, one, other}) == 3
@@ -125,7 +125,7 @@ def test_evaluating_changes_nothing(pair):
 
 
 @pytest.mark.parametrize("name", ["lstm", "gpt"])
-def test_resuming_with_adam_is_bit_identical(pair, name):
+def test_adam_resumes_bit_for_bit(pair, name):
     for whole, resumed in pair.run(_interrupted, name=name, spec="3lc"):
         assert whole == resumed
 
@@ -147,13 +147,13 @@ def _stands(name):
 
 
 @pytest.mark.parametrize("name", models.MODELS)
-def test_the_last_gradient_belongs_to_the_first_layer(pair, name):
+def test_last_gradient_belongs_to_first_layer(pair, name):
     """What is split into compute and exchange there would else be split too early."""
     for last, of_first in pair.run(_stands, name=name):
         assert last in of_first
 
 
-def test_the_bytes_of_pytorchs_exchanges():
+def test_bytes_match_pytorch_exchanges():
     from trainer import baseline_bytes
 
     shapes = [torch.zeros(s) for s in ((1024, 64), (1024,), (32, 16, 3, 3), (8, 8))]
@@ -169,7 +169,7 @@ def test_the_bytes_of_pytorchs_exchanges():
 
 @pytest.mark.parametrize(("networks", "times_only", "runs"), [
     (["1gbit"], False, True), (["20mbit", "1gbit"], False, False), (["1gbit"], True, False)])
-def test_only_on_one_network_an_exchange_runs_to_the_target(networks, times_only, runs):
+def test_runs_to_target_happen_on_one_network_only(networks, times_only, runs):
     from worker import Worker
 
     worker = Worker.__new__(Worker)
@@ -223,7 +223,7 @@ def _sent_zeros(payload, strategy):
 
 
 @pytest.mark.parametrize(("strategy", "rounds"), [("gather_all", [500_000]), ("two_shot", [250_000] * 2), ("native_sum", None)])
-def test_zeros_are_sent_in_place_of_gradients(pair, strategy, rounds):
+def test_zeros_replace_gradients(pair, strategy, rounds):
     for rank, (calls, sent, unchanged) in enumerate(pair.run(_sent_zeros, payload=500_000, strategy=strategy)):
         if rounds is None:  # a ring of two sends half of it twice
             assert calls == [("all_reduce", torch.uint8, 500_000)]
@@ -233,7 +233,7 @@ def test_zeros_are_sent_in_place_of_gradients(pair, strategy, rounds):
 
 
 @pytest.mark.parametrize(("strategy", "expected"), [("gather_all", 100), ("two_shot", 50)])
-def test_zeros_are_shared_among_the_other_ranks(monkeypatch, strategy, expected):
+def test_zeros_are_shared_among_other_ranks(monkeypatch, strategy, expected):
     import torch.distributed as dist
     import zeros
 
@@ -244,14 +244,14 @@ def test_zeros_are_shared_among_the_other_ranks(monkeypatch, strategy, expected)
 
 # ---- quality, page ----
 
-def test_less_is_better_where_it_is():
+def test_less_is_better_for_loss_metrics():
     assert quality.ACCURACY.reached(0.95, 0.95) and not quality.ACCURACY.reached(0.94, 0.95)
     assert quality.BITS.reached(3.0, 3.0) and not quality.BITS.reached(3.01, 3.0)
     assert (quality.ACCURACY.best([1, 2]), quality.BITS.best([1, 2])) == (2, 1)
     assert quality.BITS.top([3.3, 2.2]) == 2.0 and quality.BITS.short(3.0) == "3 bits"
 
 
-def test_bits_a_character_and_a_file_of_the_users(tmp_path, monkeypatch, capsys):
+def test_user_file_is_measured_in_bits_per_character(tmp_path, monkeypatch, capsys):
     """From what two workers have recorded (lstm.json)."""
     (tmp_path / "own.txt").write_text(LINES)
     recorded = json.loads(Path(__file__).with_name("lstm.json").read_text(encoding="utf-8"))
@@ -275,7 +275,7 @@ def _of_worker(plan):
     return sum(p.numel() for p in worker.kind.build(worker.data).parameters()), len(worker.data.train)
 
 
-def test_workers_read_the_users_file(pair, tmp_path):
+def test_workers_read_file_of_user(pair, tmp_path):
     (tmp_path / "own.txt").write_text(LINES)
     plan = run.plan_of(run.options([*OWN_TEXT, "--data", str(tmp_path / "own.txt")]))
     assert pair.run(_of_worker, plan=plan) == [(1_257_600, 9 * len(LINES) // 10)] * 2
@@ -295,7 +295,7 @@ def test_better_is_above_on_charts():
 
 # ---- data ----
 
-def test_shifting_moves_by_at_most_a_pixel_and_differs_by_sample():
+def test_shifting_moves_at_most_a_pixel_and_differs_by_sample():
     image = torch.zeros(64, 1, 8, 8)
     image[:, :, 4, 4] = 1
     places = {tuple(place[2:]) for place in digits.shifted(image, 1, torch.Generator().manual_seed(0)).nonzero().tolist()}
@@ -309,7 +309,7 @@ def _archive(path, **more):
     return str(path)
 
 
-def test_cifar10_as_arrays(tmp_path):
+def test_cifar10_loads_from_arrays(tmp_path):
     images = digits.cifar10(_archive(tmp_path / "a.npz"))
     assert images.train.shape == (4, 3, 32, 32) and images.train.dtype == torch.float32
     assert images.train[1, 2, 0, 5] == pytest.approx((32 * 32 * 3 + 5 * 3 + 2) % 256 / 255)
@@ -318,7 +318,7 @@ def test_cifar10_as_arrays(tmp_path):
     assert kind.build(images)(images.train).shape == (4, 10)
 
 
-def test_cifar10_as_jpeg_files(tmp_path):
+def test_cifar10_loads_from_jpeg_files(tmp_path):
     image = pytest.importorskip("PIL.Image", reason="JPEG files need Pillow")
     import io
 
@@ -340,19 +340,19 @@ def _no_jpeg(path):
     return str(path)
 
 
-def test_jpeg_files_that_are_none(tmp_path):
+def test_invalid_jpeg_files_are_refused(tmp_path):
     pytest.importorskip("PIL.Image", reason="JPEG files need Pillow")
     with pytest.raises(ValueError, match="is not CIFAR-10"):
         digits.cifar10(_no_jpeg(tmp_path / "a.npz"))
 
 
-def test_jpeg_files_without_pillow(tmp_path, monkeypatch):
+def test_jpeg_files_need_pillow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ValueError, match="pip install pillow"):
         digits.cifar10(_no_jpeg(tmp_path / "a.npz"))
 
 
-def test_the_last_tenth_of_a_text_is_for_evaluation(tmp_path):
+def test_last_tenth_of_text_is_for_evaluation(tmp_path):
     (tmp_path / "a.txt").write_text("a" * 9000 + "z" * 1000)
     one = text.Text(str(tmp_path / "a.txt"))
     assert set(one.train.tolist()) == {ord("a")} and set(one.test[0].flatten().tolist()) == {ord("z")}
@@ -362,7 +362,7 @@ def test_the_last_tenth_of_a_text_is_for_evaluation(tmp_path):
     assert torch.equal(one.test[0], again.test[0]) and torch.equal(one.test[0][:, 1:], one.test[1][:, :-1])
 
 
-def test_files_that_are_no_data(tmp_path):
+def test_invalid_data_files_are_refused(tmp_path):
     (tmp_path / "text.npz").write_text("no archive")
     (tmp_path / "cut.npz").write_bytes(Path(_archive(tmp_path / "whole.npz")).read_bytes()[:5000])
     numpy.savez(tmp_path / "other.npz", x=numpy.zeros(3))
@@ -379,6 +379,6 @@ def test_files_that_are_no_data(tmp_path):
 
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["--model", "resnet"], 2, "invalid choice: 'resnet'"), (["--model", "gpt", "--data", "absent.txt"], 1, "absent.txt cannot be read")])
-def test_what_cannot_start_says_one_line(tmp_path, words, code, said):
+def test_impossible_run_prints_one_line(tmp_path, words, code, said):
     done = subprocess.run([sys.executable, str(RUN), *words, "--out", str(tmp_path)], capture_output=True, text=True, timeout=200)
     assert done.returncode == code and said in done.stderr.splitlines()[-1]

@@ -57,7 +57,7 @@ def made_up(networks=NETWORKS, times_only=False, **changes):
 
 # ---- what is asked for ----
 
-def test_networks_are_a_list_and_one_rate_is_too():
+def test_networks_are_one_rate_or_a_list():
     assert run.plan_of(run.options(["--networks", "20mbit  1gbit 20mbit"]))["networks"] == NETWORKS
     assert run.plan_of(run.options(["--rate", "2.5gbit"]))["networks"] == ["2.5gbit"]
     plan = run.plan_of(run.options([]))
@@ -74,13 +74,13 @@ def test_wrong_networks_are_refused(words, said):
         run.plan_of(run.options(words))
 
 
-def test_a_wrong_network_is_said_before_anything_starts(tmp_path):
+def test_wrong_network_is_reported_before_anything_starts(tmp_path):
     done = subprocess.run([sys.executable, str(RUN), "--networks", "20mbit 50furlongs", "--out", str(tmp_path)],
                           capture_output=True, text=True, timeout=200)
     assert done.returncode == 1 and done.stderr.splitlines() == ["demo: '50furlongs' is not a rate: 50mbit, 1gbit, off"]
 
 
-def test_rates_as_people_write_them():
+def test_rates_are_formatted_for_readers():
     assert [network.rate_text(rate) for rate in ("50mbit", "2.5gbit", "9600bit", "64kbit", "off")] == [
         "50 Mbit/s", "2.5 Gbit/s", "9600 bit/s", "64 kbit/s", "unshaped"]
 
@@ -96,33 +96,33 @@ def test_every_network_has_its_own_times():
     assert [row.time_to_target for row in fast.rows] == [pytest.approx(3.0), pytest.approx(1.2), None]
 
 
-def test_the_overview_names_the_first_and_by_how_much():
+def test_overview_names_winner_and_its_lead():
     head, slow, fast = overview.rows_of(made_up())
     assert head == ["network", "first to 95\u00a0%", "time", "× sooner than fp32 DDP", "× sooner than the runner-up", "runner-up"]
     assert slow == ["20 Mbit/s", "Laconic 3lc", "2.4 s*", "62.5", "62.5", "PyTorch DDP, fp32"]
     assert fast == ["1 Gbit/s", "Laconic 3lc", "1.2 s*", "2.5", "2.5", "PyTorch DDP, fp32"]
 
 
-def test_the_overview_tells_the_runner_up_from_fp32(monkeypatch):
+def test_overview_separates_runner_up_from_fp32(monkeypatch):
     monkeypatch.setitem(REACHED, "topk:ratio=0.01", 80)
     _, slow, fast = overview.rows_of(made_up())
     assert slow[2:] == ["2.4 s*", "62.5", "3.3", "Laconic topk:ratio=0.01"]
     assert fast[1:] == ["Laconic topk:ratio=0.01", "0.8 s*", "3.8", "1.5", "Laconic 3lc"]
 
 
-def test_a_target_that_nothing_reaches():
+def test_unreached_target_is_reported():
     views = made_up(target=0.99)
     assert overview.rows_of(views)[1] == ["20 Mbit/s", "not reached", *["–"] * 4]
     assert re.findall(r"<title>([^<]*)</title>", overview.heat_map(views))[0] == "PyTorch DDP, fp32, 20 Mbit/s: not reached"
     assert overview.text(views).count("not reached") == 2 + 6
 
 
-def test_a_target_that_the_start_has_already_reached():
+def test_target_reached_at_start_is_reported():
     """Nothing is sooner than no time."""
     assert overview.rows_of(made_up(target=0.05))[1][2:] == ["0.0 s*", "–", "–", "Laconic 3lc"]
 
 
-def test_the_pages_of_several_networks(tmp_path):
+def test_several_networks_make_several_pages(tmp_path):
     views = made_up()
     page = pages.page(views)
     assert re.findall(r"<h2>([^<]*)</h2>", page)[:3] == ["Which exchange reaches the target first", "20 Mbit/s", "1 Gbit/s"]
@@ -153,7 +153,7 @@ def test_pytorchs_powersgd_has_a_note(monkeypatch):
 
 # ---- times alone ----
 
-def test_a_run_for_times_alone(tmp_path):
+def test_times_only_run_works(tmp_path):
     words = ["--times-only", "--networks", "10mbit 1gbit", "--workers", "2", "--specs", "3lc", "--repeats", "1", "--slow-steps", "1", "--fast-steps", "4"]
     plan = run.plan_of(run.options(words))
     outcomes, answered = workers(plan, tmp_path)
@@ -177,21 +177,21 @@ def test_a_run_for_times_alone(tmp_path):
 
 
 @pytest.mark.parametrize("networks", [NETWORKS, NETWORKS[:1]])
-def test_pages_of_times_alone(networks):
+def test_times_only_pages_are_complete(networks):
     views = made_up(networks, times_only=True)
     page = pages.page(views)
     assert "<td>–</td>" in page and "not reached" not in page and "Over steps" not in page and "Over seconds" not in page
     assert "else 40" in page and "Which exchange" not in page
 
 
-def test_times_alone_are_not_published():
+def test_times_only_results_are_not_published():
     with pytest.raises(ValueError, match="--times-only has no quality"):
         run.plan_of(run.options(["--times-only", "--publish", "docs"]))
 
 
 # ---- the same bytes without a codec ----
 
-def test_what_the_codec_costs():
+def test_codec_cost_is_computed():
     slow, fast = made_up()
     assert [row.bound for row in slow.rows] == [None, pytest.approx(0.035), pytest.approx(0.02)]
     assert columns.bound_rows(slow)[1:] == [["Laconic 3lc", "40.0 ms", "35.0 ms", "5.0 ms"],
@@ -199,14 +199,14 @@ def test_what_the_codec_costs():
     assert columns.bound_rows(fast)[2] == ["Laconic topk:ratio=0.01", "10.0 ms", "10.5 ms", "-0.5 ms"]
 
 
-def test_what_the_codec_costs_is_in_text_and_pages():
+def test_codec_cost_is_in_text_and_pages():
     views = made_up()
     assert columns.text(views[0]).count(columns.ABOUT_BOUNDS) == 1 and overview.text(views).count(columns.ABOUT_BOUNDS) == 2
     for page, heading in ((pages.page(views), "h3"), (pages.page(views[:1]), "h2")):
         assert f"<{heading}>What the codec&#x27;s own work costs</{heading}>" in page and "<td>35.0 ms</td>" in page
 
 
-def test_without_bounds_there_is_no_such_table():
+def test_missing_bounds_omit_table():
     assert run.plan_of(run.options([]))["bound"] and not run.plan_of(run.options(["--no-bound"]))["bound"]
     views = made_up()
     for results_of_one in views:
@@ -220,7 +220,7 @@ def test_without_bounds_there_is_no_such_table():
 # ---- how target and length were chosen ----
 
 @pytest.mark.parametrize("name", models.MODELS)
-def test_pages_say_how_steps_and_target_were_chosen(name):
+def test_pages_explain_choice_of_steps_and_target(name):
     model = models.MODELS[name]
     own = {"model": name, "steps": model.steps, "target": model.target}
     assert model.choice in pages.page(made_up(NETWORKS[:1], **own)) and "had no part in" in model.choice
@@ -230,13 +230,13 @@ def test_pages_say_how_steps_and_target_were_chosen(name):
 
 # ---- heat map ----
 
-def test_levels_of_heat_are_powers_of_two():
+def test_heat_levels_are_powers_of_two():
     levels = {2.0: 0, 2.7: 0, 3.0: 1, 4.0: 1, 8.0: 2, 16.0: 3, 32.0: 4, 64.0: 5, 6400.0: 5}
     assert {value: charts.heat_level(value, 2.0) for value in levels} == levels
     assert charts.heat_level(0.0, 0.0) == 0 and charts.heat_level(1.0, 0.0) == 5
 
 
-def test_the_heat_map_compares_within_a_column():
+def test_heat_map_compares_within_column():
     chart = charts.heat_map(["a", "b"], ["mlp\n20mbit", "gpt\n1gbit"], [[1.0, None], [8.0, 5.0]], "t", lambda s: f"{s:g} s")
     cells = re.findall(r'class="heat (\w+)"><title>([^<]*)</title>', chart)
     assert cells == [("h0", "a, mlp 20mbit: 1 s"), ("none", "a, gpt 1gbit: not reached"), ("h3", "b, mlp 20mbit: 8 s"),
@@ -246,14 +246,14 @@ def test_the_heat_map_compares_within_a_column():
     assert all(f">{words}<" in chart for words in ("mlp", "20mbit", "gpt", "1gbit"))
 
 
-def test_a_wide_heat_map_is_wider():
+def test_wide_heat_map_is_wider():
     chart = charts.heat_map(["a"], ["x"] * 12, [[1.0] * 12], "t", str)
     width = int(re.match(r'<svg viewBox="0 0 (\d+)', chart)[1])
     last = max(float(x) + float(w) for x, w in re.findall(r'<rect x="(\d+)" y="\d+" width="(\d+)"', chart))
     assert charts.WIDTH < last <= width
 
 
-def test_every_level_of_heat_has_a_colour_in_light_and_dark():
+def test_every_heat_level_has_light_and_dark_colour():
     colours, classes = (RUN.with_name(name).read_text() for name in ("page.css", "chart.css"))
     for level in range(charts.HEAT_LEVELS):
         assert colours.count(f"--h{level}:") == 2 and f".h{level} {{" in classes

@@ -75,13 +75,13 @@ def expect_table(job, ranks):
 
 
 @pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 3), (OPENMPI, 4), (MPICH, 2)])
-def test_every_case_of_the_table(tmp_path, library, ranks):
+def test_every_case_of_table_passes(tmp_path, library, ranks):
     need(library)
     expect_table(Job(tmp_path, library, ranks, "mode=table"), ranks)
 
 
 @pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 3), (MPICH, 2)])
-def test_the_table_through_the_plug_in(tmp_path, library, ranks):
+def test_table_passes_through_plugin(tmp_path, library, ranks):
     need(library)
     expect_table(Job(tmp_path, library, ranks, "mode=table", "stride=4", f"plugin={plugin(library)}"), ranks)
 
@@ -91,7 +91,7 @@ IN_PARTS = ["largest_call=512", "longest=5000"]
 
 
 @pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 3), (MPICH, 2)])
-def test_what_is_longer_than_a_call_goes_in_parts(tmp_path, library, ranks):
+def test_messages_longer_than_a_call_are_divided(tmp_path, library, ranks):
     need(library)
     expect_table(Job(tmp_path, library, ranks, "mode=table", "stride=3", *IN_PARTS), ranks)
 
@@ -105,7 +105,7 @@ def test_large_sums_are_taken_in_rank_order(tmp_path, library, ranks, more):
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_from_large_share_on_mpi_does_not_add(tmp_path, library):
+def test_sums_from_threshold_on_are_not_added_by_mpi(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 3, "mode=branch", "large_share=4096", "largest_call=1024")
     assert [line["right"] for line in job.ranks] == [True] * 3, job.output
@@ -114,7 +114,7 @@ def test_from_large_share_on_mpi_does_not_add(tmp_path, library):
 
 
 @pytest.mark.parametrize("lanes", [4, 20])
-def test_large_sums_of_two_lengths_are_an_error_and_the_end(tmp_path, lanes):
+def test_large_sums_of_two_lengths_are_fatal_error(tmp_path, lanes):
     need(MPICH)
     job = Job(tmp_path, MPICH, 2, "mode=mismatched_sums", f"lanes={lanes}", "large_share=0", "reports=2", "timeout=300")
     assert job.ranks[0]["first"]["code"] == "exchange_order", job.ranks
@@ -122,7 +122,7 @@ def test_large_sums_of_two_lengths_are_an_error_and_the_end(tmp_path, lanes):
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_the_terms_of_a_sum_in_flight_outlive_the_engine(tmp_path, library):
+def test_terms_of_sum_in_flight_outlive_engine(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 2, "mode=kept_terms", "timeout=200", "reports=2")
     assert job.ranks[0]["late"]["code"] == "timed_out", job.output
@@ -132,20 +132,20 @@ def test_the_terms_of_a_sum_in_flight_outlive_the_engine(tmp_path, library):
 
 @pytest.mark.parametrize("large", [[], ["large_share=0"]])
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_what_has_one_tag_keeps_its_order(tmp_path, library, large):
+def test_messages_with_one_tag_keep_order(tmp_path, library, large):
     need(library)
     job = Job(tmp_path, library, 2, "mode=one_tag", "largest_call=512", *large)
     assert [line["right"] for line in job.ranks] == [True, True], job.output
 
 
 @pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 4), (MPICH, 3)])
-def test_the_table_on_two_hosts(tmp_path, library, ranks):
+def test_table_passes_on_two_hosts(tmp_path, library, ranks):
     need(library)
     expect_table(Job(tmp_path, library, ranks, "mode=table", "hosts=2", "far_call=512", "longest=5000", "large_share=0", "stride=3"), ranks)
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_only_what_goes_to_other_hosts_goes_in_small_calls(tmp_path, library):
+def test_only_messages_to_other_hosts_use_small_calls(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 3, "mode=sizes", "hosts=2", "far_call=1026", "large_share=0")  # cut to whole floats
     assert [line["right"] for line in job.ranks] == [True] * 3, job.output
@@ -160,7 +160,7 @@ def test_only_what_goes_to_other_hosts_goes_in_small_calls(tmp_path, library):
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_nobody_is_far_on_one_host(tmp_path, library):
+def test_one_host_counts_no_rank_as_remote(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 2, "mode=sizes", "far_call=1024")
     assert [line["gather"][str(1 - line["rank"])] for line in job.ranks] == [[4000], [4000]], job.output
@@ -168,7 +168,7 @@ def test_nobody_is_far_on_one_host(tmp_path, library):
 
 @pytest.mark.parametrize(("hosts", "begun"), [(1, [1 << 20]), (2, [1 << 18] * 3)])
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_a_large_sum_begins_with_one_piece_on_one_host_and_three_between_hosts(tmp_path, library, hosts, begun):
+def test_large_sum_starts_with_more_pieces_between_hosts(tmp_path, library, hosts, begun):
     need(library)
     job = Job(tmp_path, library, 2, "mode=pace", f"hosts={hosts}", f"far_call={1 << 30}", "background=0")
     assert [line["begun"] for line in job.ranks] == [begun] * 2, job.output
@@ -176,14 +176,14 @@ def test_a_large_sum_begins_with_one_piece_on_one_host_and_three_between_hosts(t
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_a_message_in_parts_holds_up_no_other_tag(tmp_path, library):
+def test_divided_message_blocks_no_other_tag(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 2, "mode=other_tag", "largest_call=512", "reports=2")
     assert [line[what]["code"] for line in job.ranks for what in ("other", "told", "one")] == ["ok"] * 6, job.output
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_a_message_ends_with_its_own_calls(tmp_path, library):
+def test_message_ends_with_its_own_calls(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 2, "mode=places", "largest_call=512", "background=0", "reports=2")
     assert [line["first"]["code"] for line in job.ranks] == ["ok"] * 2, job.output
@@ -192,7 +192,7 @@ def test_a_message_ends_with_its_own_calls(tmp_path, library):
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_messages_move_between_start_and_wait(tmp_path, library):
+def test_messages_progress_between_start_and_wait(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 2, "mode=between", "reports=2")
     assert job.status == 0 and job.ranks[1]["ended"]["code"] == "ok", job.output
@@ -220,32 +220,32 @@ def test_all_ranks_meet_before_mpi_is_finalised(tmp_path, library):
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_a_rank_that_does_not_come_to_the_end_is_not_waited_for(tmp_path, library):
+def test_absent_rank_at_end_is_not_awaited(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 3, "mode=end", "absent=1", "timeout=300", "reports=3")
     assert job.in_time, job.output
     assert [line.get("calls") for line in job.ranks] == [ENDS[library][:1], None, ENDS[library][:1]], job.output
 
 
-def test_without_a_thread_between_start_and_wait(tmp_path):
+def test_table_passes_without_progress_thread(tmp_path):
     need(OPENMPI)
     expect_table(Job(tmp_path, OPENMPI, 2, "mode=table", "stride=4", "background=0"), 2)
 
 
 @pytest.mark.parametrize("level", ["single", "funneled", "serialized", "multiple"])
-def test_a_program_that_has_initialised_mpi_itself(tmp_path, level):
+def test_program_may_initialise_mpi_itself(tmp_path, level):
     need(OPENMPI)
     expect_table(Job(tmp_path, OPENMPI, 2, "mode=foreign", f"level={level}", "stride=4"), 2)
 
 
-def test_below_serialized_only_the_main_thread_communicates(tmp_path):
+def test_only_main_thread_communicates_below_serialized(tmp_path):
     need(MPICH)
     job = Job(tmp_path, MPICH, 2, "mode=foreign", "level=funneled", "thread=1")
     assert [line["level"] for line in job.ranks] == [1, 1], job.output
     assert {line["ran"]["code"] for line in job.ranks} == {"unsupported"}
 
 
-def test_a_session_in_a_process_that_nobody_launched(tmp_path):
+def test_session_works_in_unlaunched_process(tmp_path):
     need(OPENMPI, MPICH)
     for library in (OPENMPI, MPICH):
         out = tmp_path / library
@@ -257,7 +257,7 @@ def test_a_session_in_a_process_that_nobody_launched(tmp_path):
 
 @pytest.mark.parametrize("call", ["MPI_Comm_idup", "MPI_Iallgather"])
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_an_engine_does_not_wait_for_ever_for_a_rank_that_does_not_come(tmp_path, library, call):
+def test_engine_gives_up_on_missing_rank(tmp_path, library, call):
     need(library)
     job = Job(tmp_path, library, 2, "mode=create", f"stops_at={call}", "timeout=300")
     (line,) = job.ranks
@@ -269,7 +269,7 @@ def test_an_engine_does_not_wait_for_ever_for_a_rank_that_does_not_come(tmp_path
     (OPENMPI, MPICH, ("MPICH 4", "Open MPI's launcher has started 2")),
     (MPICH, OPENMPI, ("Open MPI 4", "MPICH's launcher has started 2")),
 ])
-def test_the_other_launcher(tmp_path, library, other, names, through_plugin):
+def test_other_launcher_is_reported(tmp_path, library, other, names, through_plugin):
     need(library, other)
     extra = [f"plugin={plugin(other)}"] if through_plugin else []
     job = Job(tmp_path, library, 2, "mode=create", *extra, built_with=other)
@@ -280,7 +280,7 @@ def test_the_other_launcher(tmp_path, library, other, names, through_plugin):
         assert all(name in said["message"] for name in names), said
 
 
-def test_a_plug_in_refuses_a_world_that_is_not_the_launchers(tmp_path):
+def test_plugin_refuses_world_that_differs_from_launcher(tmp_path):
     need(OPENMPI)
     job = Job(tmp_path, OPENMPI, 2, "mode=table", "world=3", f"plugin={plugin(OPENMPI)}")
     assert {line["opened"]["code"] for line in job.ranks} == {"invalid_argument"}, job.output
@@ -289,7 +289,7 @@ def test_a_plug_in_refuses_a_world_that_is_not_the_launchers(tmp_path):
 
 
 @pytest.mark.parametrize(("sent", "message"), [(5, "mpi: rank 1 sent 5 bytes, expected 10"), (20, "mpi: receiving from rank 1: ")])
-def test_steps_that_do_not_match_are_an_error_and_the_end(tmp_path, sent, message):
+def test_mismatched_steps_are_fatal_error(tmp_path, sent, message):
     need(MPICH)
     job = Job(tmp_path, MPICH, 2, "mode=mismatch", f"sent={sent}", "reports=2")
     assert job.ranks[0]["first"]["code"] == "exchange_order", job.output
@@ -320,7 +320,7 @@ def trained(library, digits, spec, ranks):
     return [(float(accuracy), weights) for accuracy, weights in found]
 
 
-def test_the_example_reaches_one_processs_accuracy(digits):
+def test_example_reaches_accuracy_of_one_process(digits):
     need(OPENMPI, MPICH)
     if not example(OPENMPI).exists():
         pytest.skip("Eigen is not here: apt install libeigen3-dev")
@@ -358,7 +358,7 @@ def struck(tmp_path_factory):
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("sign", ["kill", "stop"])
-def test_survivors_time_out_and_keep_their_gradients(struck, sign, phase):
+def test_survivors_time_out_and_keep_gradients(struck, sign, phase):
     job = struck[sign, phase]
     assert job.in_time, job.output
     survivors = [line for line in job.ranks if line["rank"] != 1]
@@ -374,13 +374,13 @@ def test_survivors_time_out_and_keep_their_gradients(struck, sign, phase):
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_the_launcher_ends_the_job_of_a_killed_rank(tmp_path, library):
+def test_launcher_ends_job_of_killed_rank(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 2, "mode=struck", "signal=kill", "plan=gather_all", "at=1", "deadline=600000")
     assert job.in_time and job.status != 0, job.output
 
 
-def test_a_stalled_rank_through_the_plug_in(tmp_path):
+def test_stalled_rank_times_out_through_plugin(tmp_path):
     need(MPICH)
     job = Job(tmp_path, MPICH, 2, "mode=struck", "signal=stop", "plan=two_shot", "at=1", f"plugin={plugin(MPICH)}")
     survivor = job.ranks[0]

@@ -41,13 +41,13 @@ def job(folder, nccl, mode, world, limit=300):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_case_of_the_table(tmp_path, nccl, world):
+def test_every_case_of_table_passes(tmp_path, nccl, world):
     for found in job(tmp_path, nccl, "table", world):
         assert "error" not in found, found
         assert found["failures"] == 0 and found["cases"] > 40, found
 
 
-def test_a_rank_that_does_not_take_part_is_heard_of(tmp_path, nccl):
+def test_absent_rank_is_reported(tmp_path, nccl):
     *others, last = job(tmp_path, nccl, "stalls", 3)
     assert (last["first"], last["sum"], last["waited"]) == ("ok", 6.0, True)
     for found in others:

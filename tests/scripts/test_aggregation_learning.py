@@ -45,7 +45,7 @@ def rows(found, key, named=1):
     return {line[0] if named == 1 else tuple(line[:named]): line[named:] for line in lines}
 
 
-def test_every_run_is_a_file_of_its_own():
+def test_every_run_has_its_own_file():
     cells = [cell for question in learning.QUESTIONS for cell in learning.cells(question)]
     assert len({cell.path for cell in cells}) == len(cells)
     faults = learning.cells("faults")
@@ -54,7 +54,7 @@ def test_every_run_is_a_file_of_its_own():
     assert {cell.name for cell in faults if cell.loss} == {"1 % loss", "loss and quorum"}
 
 
-def test_the_tables():
+def test_tables_match_expected_text():
     found = aggregation_learning_tables.tables_of(everything())
     faults, widths = rows(found, "faults"), rows(found, "widths", 2)
     assert faults["float32"] == ["95.1 ± 0.1", "95.1 ± 0.1", "–", "–", "–"]
@@ -65,7 +65,7 @@ def test_the_tables():
     assert widths["64", "bits 3"] == ["0.375", "2"] + ["0.013", "0.400", "95.0 (+0.0)"] * 2
 
 
-def test_what_is_missing_is_counted_and_its_table_stays(tmp_path, monkeypatch, capsys):
+def test_missing_runs_are_counted_and_table_stays(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(learning, "RESULTS", tmp_path / "out")
     started = []
     monkeypatch.setattr(learning, "start", lambda cells: started.extend(cells) or 0)
@@ -100,7 +100,7 @@ def fill(workers, step):
 
 
 @pytest.mark.parametrize("spec", ["thc:block=256", "3lc", "topk:ratio=0.3"])
-def test_virtual_workers_get_one_mean_and_what_it_lacks_is_in_the_residuals(monkeypatch, spec):
+def test_virtual_workers_share_mean_and_residuals_hold_the_rest(monkeypatch, spec):
     workers = workers_of(monkeypatch, 3, spec)
     delivered, came_in = 0, 0
     for step in range(4):
@@ -114,7 +114,7 @@ def test_virtual_workers_get_one_mean_and_what_it_lacks_is_in_the_residuals(monk
     workers.close()
 
 
-def test_late_workers_are_left_out_and_keep_their_gradients(monkeypatch):
+def test_late_workers_are_excluded_and_keep_gradients(monkeypatch):
     if not serving.BINARY.exists():
         pytest.skip(f"{serving.BINARY} is not built")
     training_here.needs_library(monkeypatch)
@@ -138,7 +138,7 @@ def test_late_workers_are_left_out_and_keep_their_gradients(monkeypatch):
         workers.close()
 
 
-def test_the_error_of_a_mean_is_that_of_compressed_parameters(monkeypatch):
+def test_error_of_mean_matches_compressed_parameters(monkeypatch):
     workers = workers_of(monkeypatch, 2)
     fill(workers, 0)
     before = learning.inputs_of(workers)
@@ -149,7 +149,7 @@ def test_the_error_of_a_mean_is_that_of_compressed_parameters(monkeypatch):
     workers.close()
 
 
-def test_one_training_of_a_few_steps(tmp_path, monkeypatch):
+def test_short_training_runs(tmp_path, monkeypatch):
     cell = learning.Cell("faults", "2 of 10 late", "mlp", 0, 3, 4, "thc", True, 0.0, 0.5, 1, steps=5)
     training_here.needs_library(monkeypatch)
     monkeypatch.setattr(learning, "RESULTS", tmp_path)

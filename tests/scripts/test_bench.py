@@ -49,12 +49,12 @@ def tables(folder):
 # ---- a whole run ----
 
 
-def test_a_run_writes_two_files_and_nothing_else(folder):
+def test_run_writes_two_files_and_nothing_else(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["codecs-cpu.json", "codecs-cpu.md"]
     assert "bench/run.py --quick --codecs topk,int8 --budget 300" in (folder / "codecs-cpu.md").read_text()
 
 
-def test_every_spec_size_and_instruction_set_is_there(tables):
+def test_every_spec_size_and_isa_is_measured(tables):
     assert "not measured" not in tables
     sizes = [codec_tables.size_text(size) for size in plan.QUICK.sizes]
     assert {(row["codec"], row["size"]) for row in tables["codecs"]} == {(f"`{spec}`", size) for spec in SPECS for size in sizes}
@@ -72,13 +72,13 @@ def test_every_part_has_a_table(tables, key):
     assert tables[key]
 
 
-def test_baselines_when_there_is_torch(tables):
+def test_baselines_are_measured_if_torch_is_installed(tables):
     pytest.importorskip("torch")
     assert [row["Laconic"] for row in tables["pytorch"]] == ["`topk`", "`topk:ratio=0.001`", "`int8`", "`int8`", "`fp16`", "`bf16`", "`powersgd`"]
     assert all((row["times as fast"] is None) == (row["Laconic"].strip("`") not in SPECS) for row in tables["pytorch"])
 
 
-def test_the_server_has_a_page_of_its_own(tmp_path):
+def test_server_has_its_own_page(tmp_path):
     if any(not (BUILD / "bin" / name).exists() for name in PROGRAMS):
         pytest.skip("not built")
     done = run(ROOT / "bench" / "run.py", "--server", "--quick", "--build", BUILD, "--out", tmp_path)
@@ -89,7 +89,7 @@ def test_the_server_has_a_page_of_its_own(tmp_path):
     assert {row[""] for row in found["sums"]} == set(codec_tables.SUMS.values())
 
 
-def test_workers_of_the_server_bench_register_though_hellos_are_lost():
+def test_bench_workers_register_despite_lost_hellos():
     program = BUILD / "bin" / "server_bench"
     if not program.exists():
         pytest.skip(f"{program} is not built")
@@ -97,7 +97,7 @@ def test_workers_of_the_server_bench_register_though_hellos_are_lost():
     assert said.get("reason") or said["gso"]["median"] > 0
 
 
-def test_a_run_half_as_fast_fails_the_comparison(folder, tmp_path):
+def test_slowdown_by_half_fails_comparison(folder, tmp_path):
     path = folder / "codecs-cpu.json"
     compare = ROOT / "scripts" / "bench_compare"
     same = run(compare, path, path, "--fail", 1)
@@ -117,25 +117,25 @@ def test_a_run_half_as_fast_fails_the_comparison(folder, tmp_path):
 # ---- what goes wrong ----
 
 
-def test_what_failed_is_missing_and_named():
+def test_failed_cells_are_missing_and_named():
     results = {"isas": ["avx2"], "machine": {"CPU": "one"}, "points": [], "fused": [], "threads": [], "c_abi": [], "baselines": {},
                "failures": [{"command": "x", "reason": "y"}], "left_out": ["z"]}
     found = codec_tables.of_codecs(results)
     assert list(found) == ["machine", "not measured"] and found["not measured"]["rows"] == [["`x`", "y"], ["z", "left out"]]
 
 
-def test_without_a_build_nothing_is_written(tmp_path):
+def test_missing_build_writes_nothing(tmp_path):
     done = run(ROOT / "bench" / "run.py", "--quick", "--build", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 1 and "scripts/build release" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_codec_is_refused_with_those_that_there_are(tmp_path):
+def test_unknown_codec_is_refused_with_list_of_known(tmp_path):
     done = run(ROOT / "bench" / "run.py", "--quick", "--codecs", "nonsense", "--out", tmp_path / "out")
     assert done.returncode == 2 and "topk" in done.stderr
 
 
-def test_powersgd_is_compared_with_the_hook_by_both_of_its_ways():
+def test_powersgd_is_compared_with_both_modes_of_hook():
     point = {"codec": "powersgd", "elements": 1 << 20, "isa": "avx2", "encode_x_memcpy": 0.5, "decode_x_memcpy": 1.0}
     points = codec_tables.Points({"isas": ["avx2"], "points": [point]})
     assert codec_tables.laconic_time(points, "powersgd", 4 << 20) == pytest.approx(1 / 3)

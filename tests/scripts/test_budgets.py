@@ -110,19 +110,19 @@ def test_budgets_add_up():
         assert sum(proof.entry(FIGURES, s.name, kind)["budget"] for s in proof.SECTIONS if not s.weekly) <= limit
 
 
-def test_a_section_takes_no_more_where_it_has_passed_and_no_less_in_whole():
+def test_section_budgets_grow_from_warm_to_whole():
     for name, of in FIGURES["sections"].items():
         if "new" in of:
             assert of["warm"]["budget"] <= of["new"]["budget"] <= of.get("weekly", of["new"])["budget"], name
 
 
-def test_budgets_are_at_most_half_again_what_was_measured():
+def test_budgets_are_at_most_one_and_a_half_times_measured():
     for name, of in FIGURES["sections"].items():
         for kind, figures in of.items():
             assert figures["cpu"] <= figures["budget"] <= max(proof.LEAST, 1.5 * figures["cpu"]), (name, kind)
 
 
-def test_what_was_measured_sets_a_budget_that_no_longer_fits():
+def test_measurement_replaces_budget_that_no_longer_fits():
     figures = machine(format=(100, 50))
     def measured(cpu):
         proof.take(figures, {"unit": 2.0, "sections": {"format": {"kind": "new", "cpu": cpu, "wall": 30.0, "result": "passed"},
@@ -135,7 +135,7 @@ def test_what_was_measured_sets_a_budget_that_no_longer_fits():
     assert figures["sections"]["layers"] == machine()["sections"]["layers"]
 
 
-def test_the_machine_of_the_table_is_that_of_the_last_full_measurement():
+def test_table_names_machine_of_last_full_measurement():
     figures, result = machine(), {"nonumpy": "skipped"}
     for missing, unit in (("tsan", 1.0), ("", 2.0)):
         found = {name: {"kind": "new", "cpu": 9.0, "wall": 9.0, "result": result.get(name, "passed")} for name in BY_NAME if name != missing}
@@ -147,7 +147,7 @@ def test_the_machine_of_the_table_is_that_of_the_last_full_measurement():
 # ---- order and deadline ----
 
 
-def test_sections_run_in_the_order_of_the_list_and_all_of_them_without_a_deadline(here):
+def test_sections_run_in_order_of_list_without_deadline(here):
     this = here()
     assert run(this)[0] == 0
     assert this.ran == "layers format release python asan tsan install fuzz scalar nonumpy".split()
@@ -155,7 +155,7 @@ def test_sections_run_in_the_order_of_the_list_and_all_of_them_without_a_deadlin
     assert run(this, ["fuzz", "layers"])[0] == 0 and this.ran == ["layers", "fuzz"]
 
 
-def test_what_does_not_fit_is_left_out_and_smaller_ones_after_it_run(here):
+def test_large_sections_are_left_out_and_smaller_ones_run(here):
     this = here(machine(tsan=(100, 50), nonumpy=(51, 5)))
     status, line = run(this, deadline=130)
     assert (status, this.now) == (0, 80)
@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_left_out_and_smaller_ones_after_it_run(here):
     assert left_out(this) == ["tsan", "nonumpy"]
 
 
-def test_the_next_run_begins_with_what_was_left_out(here):
+def test_next_run_begins_with_omitted_sections(here):
     this = here(machine(tsan=(100, 50), nonumpy=(51, 5)))
     run(this, deadline=130)
     this.now = 0
@@ -175,7 +175,7 @@ def test_the_next_run_begins_with_what_was_left_out(here):
     assert not (this.root / "build" / "left-out").exists()
 
 
-def test_what_the_command_of_the_last_line_runs_is_no_longer_left_out(here):
+def test_command_of_last_line_clears_omitted_sections(here):
     this = here(machine(tsan=(100, 50), nonumpy=(51, 5)))
     run(this, deadline=130)
     this.takes["tsan"] = (1, 1.0, 1.0)
@@ -183,7 +183,7 @@ def test_what_the_command_of_the_last_line_runs_is_no_longer_left_out(here):
     assert left_out(this) == ["nonumpy"]
 
 
-def test_a_run_without_time_for_a_required_section_fails(here):
+def test_run_without_time_for_required_section_fails(here):
     this = here(machine(asan=(500, 400)))
     status, line = run(this, deadline=300)
     assert status == 1 and "asan" not in this.ran and len(this.ran) == 8
@@ -192,7 +192,7 @@ def test_a_run_without_time_for_a_required_section_fails(here):
     assert run(this, ["quick"], deadline=700)[0] == 0  # it is no part of that one
 
 
-def test_required_sections_come_before_what_was_left_out_where_time_is_short(here):
+def test_required_sections_precede_omitted_ones_if_time_is_short(here):
     this = here(machine(release=(100, 100), python=(100, 100), asan=(100, 100), tsan=(100, 100)))
     (this.root / "build" / "left-out").write_text("tsan\n")
     assert run(this, deadline=350)[0] == 0
@@ -204,7 +204,7 @@ def test_time_before_the_first_section_counts(here):
     assert "left out: format" in run(here(bootstrap=6.0), ["format"], deadline=15)[1]
 
 
-def test_a_section_needs_less_where_it_has_passed_with_these_sources(here):
+def test_section_needs_less_after_passing_with_same_sources(here):
     this = here(machine(tsan=(100, 10)))
     assert "left out" in run(this, ["tsan"], deadline=50)[1]
     assert run(this, ["tsan"])[0] == 0
@@ -215,13 +215,13 @@ def test_a_section_needs_less_where_it_has_passed_with_these_sources(here):
 
 
 @pytest.mark.parametrize("status", [1, proof.SKIPPED])
-def test_a_section_that_fails_or_is_skipped_is_not_warm(here, status):
+def test_failed_or_skipped_section_is_not_warm(here, status):
     this = here(tsan=(status, 1.0, 1.0))
     assert run(this, ["tsan"])[0] == (status == 1)
     assert proof.Run(this, [], figures=this.figures).kind("tsan") == "new"
 
 
-def test_a_section_that_builds_on_another_needs_the_time_of_both(here):
+def test_section_that_builds_on_another_needs_time_of_both(here):
     this = here(machine(release=(100, 10), python=(50, 50)))
     assert "left out: python" in run(this, ["python"], deadline=140)[1]
     assert "left out" not in run(this, ["release", "python"], deadline=151)[1]
@@ -229,7 +229,7 @@ def test_a_section_that_builds_on_another_needs_the_time_of_both(here):
     assert "left out" not in run(this, ["python"], deadline=60)[1]
 
 
-def test_a_machine_that_is_slower_than_its_calibration_is_found_out(here):
+def test_machine_slower_than_its_calibration_is_detected(here):
     figures = machine(release=(600, 1), tsan=(100, 1))
     assert "left out" not in run(here(figures, slower=1.5), ["release", "tsan"], deadline=1080)[1]
     fresh = here(figures, slower=1.5)
@@ -237,18 +237,18 @@ def test_a_machine_that_is_slower_than_its_calibration_is_found_out(here):
     assert "left out: tsan" in run(fresh, ["release", "tsan"], deadline=1020)[1]
 
 
-def test_the_compiler_cache_makes_no_machine_fast(here):
+def test_compiler_cache_makes_no_machine_fast(here):
     """Release takes a tenth of its budget; Python after it does not."""
     this = here(machine(release=(600, 1), python=(700, 700)), release=(0, 120.0, 60.0))
     assert "left out: python" in run(this, ["release", "python"], deadline=750)[1]
 
 
-def test_a_section_that_needs_more_than_its_budget_is_expected_of_the_next_too(here):
+def test_overrun_of_section_is_expected_of_next(here):
     this = here(machine(release=(600, 1), tsan=(100, 1)), release=(0, 2400.0, 1200.0))
     assert "left out: tsan" in run(this, ["release", "tsan"], deadline=1350)[1]
 
 
-def test_a_slow_processor_and_few_cores_are_known_before_the_first_section(here):
+def test_slow_processor_and_few_cores_are_known_at_start(here):
     assert "left out" not in run(here(machine(tsan=(100, 1))), ["tsan"], deadline=101)[1]
     this = here(machine(tsan=(100, 1)), unit=2.0, cores=1.0)
     this.hash = "other sources"
@@ -256,7 +256,7 @@ def test_a_slow_processor_and_few_cores_are_known_before_the_first_section(here)
 
 
 @pytest.mark.parametrize(("cores", "unit"), [(2 / 3, 1.0), (2.0, 3.0)])
-def test_on_two_thirds_of_a_core_every_required_section_fits_into_what_ci_gives_itself(here, cores, unit):
+def test_two_thirds_of_a_core_fit_required_sections_into_ci(here, cores, unit):
     """With the real budgets, from nothing. Three minutes of bootstrap."""
     this = here(FIGURES, bootstrap=180.0, unit=unit * FIGURES["unit"], cores=cores)
     assert run(this, deadline=60 * CI_MINUTES)[0] == 0
@@ -277,26 +277,26 @@ def test_five_minutes_end_within_five_and_a_half(here, slower):
 # ---- what a run says ----
 
 
-def test_a_section_a_quarter_over_its_budget_is_named(here):
+def test_section_a_quarter_over_budget_is_named(here):
     this = here(layers=(0, 24.9, 1.0), format=(0, 25.1, 1.0))
     assert run(this, ["layers", "format"]) == (0, "All of layers format passed in 0:02; 25 % over budget: format.")
 
 
-def test_a_section_seems_over_while_the_machine_is_slower_and_is_not_named(here):
+def test_section_is_not_over_budget_on_slowed_machine(here):
     this = here(format=(0, 25.1, 1.0))
     before = this.calibrate
     this.calibrate = lambda: before() if not this.ran else proof.Machine(1.01, 2.0)
     assert "over budget" not in run(this, ["format"])[1]
 
 
-def test_failed_and_skipped_sections_are_named_and_those_after_them_run(here):
+def test_failed_and_skipped_sections_are_named_and_others_run(here):
     this = here(layers=(1, 1.0, 1.0), format=(3, 1.0, 1.0), release=(2, 1.0, 1.0))
     assert run(this, ["layers", "format", "release", "python"]) == (
         1, "FAILED: layers release; repeat with: scripts/test layers release; skipped: format.")
     assert this.ran == ["layers", "format", "release", "python"]
 
 
-def test_a_failure_says_nothing_about_the_machine(here):
+def test_failure_is_no_evidence_about_machine(here):
     this = here(machine(release=(10, 1), tsan=(100, 1)), release=(1, 1.0, 300.0))
     assert "left out" not in run(this, ["release", "tsan"], deadline=420)[1]
 
@@ -311,7 +311,7 @@ def test_tests_skipped_for_a_missing_package_are_named(here):
     assert "without" not in run(this, ["layers"])[1]
 
 
-def test_used_is_printed_against_the_budget(here, capsys):
+def test_usage_is_printed_against_budget(here, capsys):
     run(here(unit=2.0, bootstrap=5.0, tsan=(0, 36.0, 21.0)), ["tsan"])
     out = capsys.readouterr().out
     assert "---- tsan: passed in 0:21, 36.0 CPU s, 18 of 20 calibrations" in out
@@ -325,7 +325,7 @@ def page(here):
     return {name: cells for name, *cells in proof.ROW.findall((here.root / "docs/results/weekly.md").read_text())}
 
 
-def test_the_weekly_tier_runs_everything_and_writes_when_what_ran_whole(here):
+def test_weekly_tier_runs_everything_and_writes_dates(here):
     this = here(nonumpy=(3, 0.0, 0.0))
     assert run(this, ["weekly"])[0] == 0 and set(this.ran) == set(BY_NAME)
     rows = page(this)
@@ -341,7 +341,7 @@ def test_the_weekly_tier_runs_everything_and_writes_when_what_ran_whole(here):
     assert "Failed: tsan fuzz." in (this.root / "docs/results/weekly.md").read_text()
 
 
-def test_a_weekly_run_holds_sections_against_their_weekly_budgets(here):
+def test_weekly_run_uses_weekly_budgets(here):
     figures = machine()
     figures["sections"]["fuzz"]["weekly"] = {"cpu": 200, "wall": 100, "budget": 200}
     this = here(figures, fuzz=(0, 240.0, 100.0))
@@ -349,7 +349,7 @@ def test_a_weekly_run_holds_sections_against_their_weekly_budgets(here):
     assert "over budget: fuzz" in run(this, ["fuzz"])[1]
 
 
-def test_what_the_weekly_tier_leaves_out_the_weekly_tier_makes_up_for(here):
+def test_omissions_of_weekly_tier_are_repaired_by_weekly_tier(here):
     this = here(machine(soak=(1000, 1), tsan=(1000, 1)))
     (this.root / "build" / "left-out").write_text("fuzz\ntsan\n")
     status, line = run(this, ["weekly"], deadline=900)
@@ -362,7 +362,7 @@ def test_what_the_weekly_tier_leaves_out_the_weekly_tier_makes_up_for(here):
     assert this.ran[:2] == ["tsan", "soak"] and not left_out(this)
 
 
-def test_a_page_older_than_a_week_is_said_in_the_last_line(here):
+def test_page_older_than_a_week_is_reported_in_last_line(here):
     this = here()
     assert run(this)[1].endswith("; docs/results/weekly.md: older than a week; make test TIER=weekly.")
     assert "weekly.md" not in run(this, ["release"])[1]  # no proof of everything
@@ -380,17 +380,17 @@ def test_a_page_older_than_a_week_is_said_in_the_last_line(here):
 
 
 @pytest.mark.parametrize(("text", "limit"), [("", math.inf), ("45m", 2700), ("90s", 90), ("2h", 7200)])
-def test_a_deadline_is_read(text, limit):
+def test_deadline_is_parsed(text, limit):
     assert proof.limit_of(text) == limit
 
 
 @pytest.mark.parametrize("text", ["45", "m", "5 m", "-1m"])
-def test_what_is_no_deadline_is_refused(text):
+def test_invalid_deadline_is_refused(text):
     with pytest.raises(SystemExit, match="DEADLINE"):
         proof.limit_of(text)
 
 
-def test_ci_leaves_out_what_does_not_fit():
+def test_ci_omits_sections_that_do_not_fit():
     assert f"DEADLINE={CI_MINUTES}m" in (ROOT / ".ci" / "run").read_text()
 
 
@@ -400,7 +400,7 @@ def test_ci_leaves_out_what_does_not_fit():
     ("0::/job\n", {"job/cpu.max": "66666 100000"}, 2), ("0::/elsewhere\n", {"cpu.max": "500000 100000"}, 5),
     ("4:cpu,cpuacct:/job\n0::/\n", {"cpu/job/cpu.cfs_quota_us": "300000", "cpu/job/cpu.cfs_period_us": "100000"}, 3),
     ("4:cpu:/job\n", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "100000"}, 16), ("3:cpuset:/job\n", {}, 16)])
-def test_a_quota_lowers_the_number_of_jobs(tmp_path, monkeypatch, group, files, jobs):
+def test_quota_lowers_the_number_of_jobs(tmp_path, monkeypatch, group, files, jobs):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     (tmp_path / "group").write_text(group)
     for name, text in files.items():
@@ -409,7 +409,7 @@ def test_a_quota_lowers_the_number_of_jobs(tmp_path, monkeypatch, group, files, 
     assert proof.cpus(tmp_path / "group", tmp_path) == jobs
 
 
-def test_a_machine_that_stops_while_it_is_calibrated_is_calibrated_again(tmp_path):
+def test_pause_during_calibration_repeats_it(tmp_path):
     this = proof.Here(root=tmp_path)
     this.jobs, now = "4", 0.0
 
@@ -464,7 +464,7 @@ def checkout(tmp_path):
     return test
 
 
-def test_a_section_runs_in_a_shell_that_stops_at_the_first_error(checkout):
+def test_section_shell_stops_at_first_error(checkout):
     status, out = checkout("section_layers() { false; echo further; }; section_format() { return $skip; }; section_nonumpy() { echo $nothing; }; "
                            "section_tsan() { echo tier $TEST_TIER, jobs $JOBS; }", "layers", "format", "tsan", "nonumpy", JOBS="7")
     assert status == 1 and "further" not in out
@@ -482,7 +482,7 @@ def test_unknown_sections_and_deadlines_are_refused(checkout):
     assert checkout("", "layers", DEADLINE="5")[1] == "DEADLINE=5: a number and s, m or h, as in 45m\n"
 
 
-def test_the_clock_begins_before_bootstrap(checkout):
+def test_clock_begins_before_bootstrap(checkout):
     instead = "sleep 1.1; rm .venv/bin/python; printf '#!/bin/bash\\necho \"$@\"' > .venv/bin/python; chmod +x .venv/bin/python"
     _, out = checkout("", "layers", "format", BOOTSTRAP=instead)
     script, spent, *words = out.split()
@@ -491,19 +491,19 @@ def test_the_clock_begins_before_bootstrap(checkout):
     assert checkout("section_layers() { :; }", "layers", BOOTSTRAP="false; exit 1")[0] == 1
 
 
-def test_what_is_left_out_stands_in_a_file(checkout):
+def test_omitted_sections_are_written_to_file(checkout):
     status, out = checkout("section_layers() { echo ran; }", "layers", DEADLINE="0s")
     assert status == 0 and "ran\n" not in out and "left out: layers; make up for it with: scripts/test layers" in out
     assert (checkout.root / "build" / "left-out").read_text() == "layers\n"
 
 
-def test_cpu_time_of_processes_that_outlive_their_parents_counts(checkout):
+def test_cpu_time_of_orphans_counts(checkout):
     burn = "import time\nwhile time.process_time() < 0.5: pass"
     _, out = checkout(f"section_layers() {{ ( {{ {sys.executable} -c '{burn}'; touch done; }} & ); while [[ ! -e done ]]; do sleep 0.05; done; }}", "layers")
     assert float(re.search(r"passed in \S+, (\S+) CPU s", out)[1]) >= 0.5
 
 
-def test_measuring_runs_a_clone_from_nothing_and_again_and_takes_what_it_found(checkout):
+def test_measuring_runs_clone_cold_then_warm_and_records(checkout):
     (checkout.root / "CONTRIBUTING.md").write_text("Before.\n\nMeasured at 0.\n\n| section | old\n|---|\n| `x` | 1 |\n\nAfter.\n")
     lines = "section_layers() { pwd; echo $CCACHE_DIR; }; section_release() { :; }; section_python() { :; }"
     checkout(lines)
@@ -523,7 +523,7 @@ def test_measuring_runs_a_clone_from_nothing_and_again_and_takes_what_it_found(c
     assert page.startswith("Before.\n\nMeasured at ") and "\n\n| section | from nothing | warm |" in page and page.endswith(" |\n\nAfter.\n") and "`python` | 5 | 5 |" in page
 
 
-def test_the_last_run_is_recorded(checkout):
+def test_last_run_is_recorded(checkout):
     (checkout.root / "CONTRIBUTING.md").write_text("Measured at 0.\n\n| section |\n\n")
     lines = "section_layers() { :; }; section_format() { :; }"
     checkout(lines, "layers", "format")
@@ -533,7 +533,7 @@ def test_the_last_run_is_recorded(checkout):
     assert "`format` | 5 | 10 |" in (checkout.root / "CONTRIBUTING.md").read_text()
 
 
-def test_a_checkout_at_another_path_passes_and_is_removed(tmp_path):
+def test_checkout_at_another_path_passes_and_is_removed(tmp_path):
     stubs = {"bin/git": 'mkdir -p "$4/scripts"; cp "$0" "$4/scripts/build"', "bin/ctest": ":", ".venv/bin/python": "pwd"}
     for name, text in stubs.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -552,7 +552,7 @@ def test_a_checkout_at_another_path_passes_and_is_removed(tmp_path):
 # ---- what keeps it short ----
 
 
-def test_what_compiles_knows_what_ccache_needs():
+def test_compiling_sections_know_needs_of_ccache():
     """Under `make test`, too, whose own lines come first: without it no file of tests is ever served from the cache."""
     asked = "source scripts/sections.sh; echo $CCACHE_BASEDIR; echo $CCACHE_NOHASHDIR; echo $CCACHE_SLOPPINESS"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("CCACHE_")}

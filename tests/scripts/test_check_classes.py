@@ -56,7 +56,7 @@ class TestSizes:
         found = violations(tmp_path, {path: source(methods, fields)}, {name: (30, 20)})
         assert found == [] if words is None else len(found) == 1 and words in found[0], found
 
-    def test_exception_of_no_class_is_named(self, tmp_path, path, source, name):
+    def test_exception_without_class_is_named(self, tmp_path, path, source, name):
         assert violations(tmp_path, {path: source(1, 1).replace("K", "L")}, {name: (30, 20)}) == [
             f"{name} is gone: remove it from EXCEPTIONS"]
 
@@ -70,7 +70,7 @@ class TestSizes:
     ("static constexpr int kMost = 3; using T = int; enum class E { a, b }; friend void f(K&);", 0, 0),
     ("struct In { int a, b; int f(); }; In in_;", 0, 1),
 ])
-def test_what_counts_in_cxx(tmp_path, more, methods, fields):
+def test_cxx_members_are_counted(tmp_path, more, methods, fields):
     (tmp_path / "src").mkdir()
     (tmp_path / "src/k.h").write_text(cxx(2, 3, more) + "inline void laconic::a::K::m0(int x) const {}\n")
     sizes = {name: counts for _, name, *counts in check.cxx_classes(tmp_path)}
@@ -81,25 +81,25 @@ def test_what_counts_in_cxx(tmp_path, more, methods, fields):
 @pytest.mark.parametrize(("more", "fields"), [
     ("    a: int = 3\n    b: list", 2), ("    N = 3\n    LIMIT: ClassVar[int] = 4", 0),
     ("    def g(this): this.x, this.y = 1, 2; this.x += 1; other.z = 3; this.x.w = 4", 2)])
-def test_what_counts_in_python(tmp_path, more, fields):
+def test_python_members_are_counted(tmp_path, more, fields):
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/k.py").write_text(python(2, 3, more))
     assert [counts for _, _, *counts in check.python_classes(tmp_path)] == [[2 + more.count("def"), 3 + fields]]
 
 
 @with_ctags
-def test_kernels_tests_and_the_c_interface_are_left_out(tmp_path):
+def test_kernels_tests_and_c_interface_are_exempt(tmp_path):
     large = cxx(MOST_METHODS + 1)
     assert violations(tmp_path, {"src/kernels/a/k.h": large, "lab/tests/k.h": large, "tests/support/k.h": large,
                                  "python/tests/k.py": python(MOST_METHODS + 1), "include/laconic/laconic.h": large}) == []
 
 
-def test_without_ctags_python_is_counted_alone(tmp_path):
+def test_missing_ctags_counts_python_alone(tmp_path):
     files = {"src/x/k.h": cxx(MOST_METHODS + 1), "python/k.py": python(MOST_METHODS + 1)}
     (found,) = violations(tmp_path, files, {"a::Gone": (30, 20)}, with_cxx=False)
     assert found.startswith("python/k.py:1: k.K has 26")
 
 
-def test_this_repository():
+def test_repository_passes():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -100,7 +100,7 @@ def test_behind():
 
 
 @pytest.mark.parametrize("processes", [ONE, TWO], ids=["one", "two"])
-def test_a_test_that_hangs_is_named_with_its_stack_and_the_next_one_runs(tree, processes):
+def test_hanging_test_is_named_with_stack_and_next_runs(tree, processes):
     (tree / "tests/test_it.py").write_text(HANGS)
     status, out = run(tree, *processes)
     assert status == 1
@@ -110,7 +110,7 @@ def test_a_test_that_hangs_is_named_with_its_stack_and_the_next_one_runs(tree, p
     assert "2 failed, 1 passed, 1 error" in out
 
 
-def test_a_test_that_hangs_in_c_is_named_with_its_stack_and_ended_with_what_it_started(tree):
+def test_hanging_c_test_is_ended_with_its_children(tree):
     text = (tree / "conftest.py").read_text()
     assert "\nGRACE = 60 " in text
     (tree / "conftest.py").write_text(text.replace("\nGRACE = 60 ", "\nGRACE = 1 "))
@@ -134,7 +134,7 @@ def test_every_test_has_a_limit(request):
     assert request.config.getini("timeout") == "300"
 
 
-def test_pytest_runs_without_the_plug_in_of_limits(tree):
+def test_pytest_runs_without_timeout_plugin(tree):
     (tree / "tests/test_it.py").write_text("def test_it():\n    pass\n")
     status, out = run(tree, "-p", "no:timeout")
     assert (status, "1 passed" in out) == (0, True), out
@@ -143,7 +143,7 @@ def test_pytest_runs_without_the_plug_in_of_limits(tree):
 # ---- order and tenths ----
 
 
-def test_the_files_that_take_longest_begin_first(tree):
+def test_longest_files_begin_first(tree):
     module = loaded(tree)
     module.DURATIONS.write_text('{"tests/test_b.py": 7, "tests/test_c.py": 90}')
     items = [types.SimpleNamespace(nodeid=f"tests/test_{name}.py::test_{i}") for i in range(2) for name in "abc"]
@@ -152,7 +152,7 @@ def test_the_files_that_take_longest_begin_first(tree):
     assert [item.nodeid[11:] for item in items] == [f"{name}.py::test_{i}" for name in "cba" for i in range(2)]
 
 
-def test_durations_name_every_file_of_tests_and_no_other():
+def test_durations_name_every_test_file_and_no_other():
     ini = ROOT / "pyproject.toml"
     folders = re.search(r"^testpaths = (\[.*\])$", ini.read_text(encoding="utf-8"), re.M)[1]
     files = {str(path.relative_to(ROOT)) for folder in json.loads(folders) for path in (ROOT / folder).rglob("test_*.py")}
@@ -170,7 +170,7 @@ def choose(module, seed, names):
     return [item.nodeid for item in items]
 
 
-def test_ten_tenths_are_all_tests_each_once(tree):
+def test_ten_tenths_contain_each_test_once(tree):
     module, names = loaded(tree), [f"tests/test_{i % 7}.py::test_it[{i}]" for i in range(500)]
     tenths = [choose(module, f"abcdef{last}", names) for last in range(10)]  # 0xabcdef0 and the nine behind it
     assert sorted(name for tenth in tenths for name in tenth) == sorted(names)
@@ -179,7 +179,7 @@ def test_ten_tenths_are_all_tests_each_once(tree):
     assert all(choose(module, str(seed), names[:1]) == names[:1] for seed in range(10))  # none is too few
 
 
-def test_a_section_runs_the_tenth_that_the_commit_chooses_and_weekly_all(tree):
+def test_commit_chooses_a_tenth_and_weekly_runs_all(tree):
     (tree / "scripts").mkdir()
     for name in ("sections.sh", "ccache.sh"):
         shutil.copy(ROOT / "scripts" / name, tree / "scripts")
@@ -228,7 +228,7 @@ os.wait()
 """
 
 
-def test_the_time_of_a_file_is_that_of_all_processes_below_it(tree):
+def test_time_of_file_includes_child_processes(tree):
     durations = loaded(tree).Durations(None)
     before = durations.used()
     with subprocess.Popen([sys.executable, "-c", BURNS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
@@ -238,7 +238,7 @@ def test_the_time_of_a_file_is_that_of_all_processes_below_it(tree):
     assert durations.used() - before > 0.15
 
 
-def test_recording_changes_what_has_changed(tree):
+def test_recording_updates_only_changes(tree):
     module = loaded(tree)
     old = {"tests/test_same.py": 40, "tests/test_shorter.py": 40, "tests/test_other.py": 5, "tests/test_gone.py": 30}
     module.DURATIONS.write_text(json.dumps(old))
@@ -291,13 +291,13 @@ def test_fresh_imports_of_torch_are_counted(importing):
     assert (status, "fresh imports of torch by tests: 1\n" in out) == (0, True), out
 
 
-def test_fresh_imports_above_the_limit_fail_and_all_files_are_recorded(importing, tree):
+def test_torch_imports_above_limit_fail_and_files_are_recorded(importing, tree):
     status, out = importing(*TWO, "--torch-imports=0", "--record-durations")
     assert (status, "fresh imports of torch by tests: 1, more than 0\n" in out) == (1, True), out
     assert json.loads((tree / "tests/durations.json").read_text()).keys() == {"tests/test_imports.py", "tests/test_nothing.py"}
 
 
-def test_a_count_that_misses_the_runs_own_imports_fails(tree):
+def test_count_that_misses_own_imports_fails(tree):
     config = types.SimpleNamespace(workerinput={}, getoption=lambda name: 25)
     imports = loaded(tree).TorchImports(config)
     imports.seen = lambda: 0

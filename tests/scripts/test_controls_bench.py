@@ -32,13 +32,13 @@ def page(runs):
     return "\n".join(f"{key}\n{tables.markdown(each)}" for key, each in found.items())
 
 
-def test_every_exchange_meets_every_network_with_every_seed_and_has_a_file():
+def test_every_exchange_network_and_seed_has_a_file():
     found = controls.cells(controls.SCENARIOS, ("mlp", "cnn"), 3)
     assert len(found) == 7 * 2 * 9 * 3 + len(controls.NARROW_EXCHANGES) * 3
     assert len({one.path for one in found}) == len(found)
 
 
-def test_a_run_whose_file_was_cut_off_is_made_again(tmp_path, monkeypatch):
+def test_run_with_truncated_file_is_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(controls, "OUT", tmp_path)
     whole, cut, none = wanted = [cell("topk:ratio=0.01", "dc2", seed) for seed in range(3)]
     whole.path.write_text('{"steps": 10}')
@@ -46,14 +46,14 @@ def test_a_run_whose_file_was_cut_off_is_made_again(tmp_path, monkeypatch):
     assert controls.missing(wanted) == [cut, none]
 
 
-def test_tables_say_how_many_times_sooner_by_medians():
+def test_tables_show_speedup_of_medians():
     runs = [(cell("pytorch:ddp", None, seed), run(at, whole=False)) for seed, at in enumerate((30.0, 10.0, 20.0))]
     runs += [(cell("topk:ratio=0.01", "dc2", seed), run(at, "0.02", changes=7)) for seed, at in enumerate((4.0, 5.0, 90.0))]
     row = next(line for line in page(runs).splitlines() if "`dc2`" in line and line.startswith("| `topk"))
     assert row == "| `topk:ratio=0.01`, `dc2` | 5.0 | 4.0 | 100 ms | 2 % | 7 | 97.0 % | 3 |"
 
 
-def test_a_network_with_exchanges_of_its_own_is_measured_by_fp32_on_the_like():
+def test_own_exchanges_of_network_are_compared_with_similar_fp32():
     wanted = controls.cells(("narrow",), ("mlp", "cnn"), 1)
     assert [(one.model, one.spec, one.control) for one in wanted] == [("mlp", *key) for key in controls.NARROW_EXCHANGES]
     assert all(one.plan()["small_elements"] == 512 and one.plan()["whole"] for one in wanted)
@@ -63,7 +63,7 @@ def test_a_network_with_exchanges_of_its_own_is_measured_by_fp32_on_the_like():
     assert "| `topk:ratio=0.01,values=bf16`, `dc2:target=compute` | 3.0 | 20.0 |" in text
 
 
-def test_a_sample_of_steps_stands_for_the_steps_of_the_unshaped_run():
+def test_sampled_steps_represent_unshaped_run():
     sample = {**run(None), "steps": 10, "seconds": 12.0, "sampled": True}
     sample["trace"] = [[0, 3.0, "pytorch:ddp"]] + [[0, 1.0, "pytorch:ddp"]] * 9
     whole = {**run(2.0), "reached": [55, 2.0]}
@@ -74,17 +74,17 @@ def test_a_sample_of_steps_stands_for_the_steps_of_the_unshaped_run():
     assert "| PyTorch DDP, fp32 | not reached |" in alone
 
 
-def test_only_what_computes_the_same_everywhere_is_sampled():
+def test_only_deterministic_computation_is_sampled():
     sampled = {(one.scenario.name, one.spec) for one in controls.cells(controls.SCENARIOS, ("mlp",), 1) if one.plan()["sampled"]}
     assert sampled == {(name, spec) for name in ("steady", "late", "delay1", "delay5") for spec in ("pytorch:ddp", "pytorch:fp16")}
 
 
-def test_what_meets_the_same_network_shares_a_lab():
+def test_runs_with_same_network_share_a_lab():
     found = controls.labs(controls.cells(("steady", "cross"), ("mlp",), 2))
     assert [len(group) for group in found] == [9] + 9 * [1] + [9] + 9 * [1]
 
 
-def test_a_lab_that_breaks_off_keeps_what_it_has_made(tmp_path, monkeypatch):
+def test_aborted_lab_keeps_its_results(tmp_path, monkeypatch):
     monkeypatch.setattr(controls, "cpu", lambda: "a machine")  # asks a process, too
 
     def breaks_off(words, **_):
@@ -101,12 +101,12 @@ def test_a_lab_that_breaks_off_keeps_what_it_has_made(tmp_path, monkeypatch):
     assert controls.missing(wanted) == wanted[1:]
 
 
-def test_a_seed_that_has_not_reached_the_target_leaves_none():
+def test_seed_that_misses_target_leaves_no_result():
     text = page([(cell("pytorch:ddp", None, 0), run(30.0)), (cell("pytorch:ddp", None, 1), run(None))])
     assert "| PyTorch DDP, fp32 | not reached |" in text
 
 
-def test_a_law_of_ones_own_runs_on_every_network_beside_the_others(tmp_path, monkeypatch):
+def test_own_policy_runs_on_every_network(tmp_path, monkeypatch):
     monkeypatch.setattr(controls, "OUT", tmp_path)
     asked = []
 
@@ -125,7 +125,7 @@ def test_a_law_of_ones_own_runs_on_every_network_beside_the_others(tmp_path, mon
     assert f"| `topk:ratio=0.01`, `{own}` | 2.5 |" in (tmp_path / "control.md").read_text()
 
 
-def test_a_run_whose_rates_do_not_take_turns_fails(tmp_path, monkeypatch):
+def test_run_whose_rates_do_not_alternate_fails(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     import controls_rank
 

@@ -29,11 +29,11 @@ SAMPLE = 1 / judging.TEST_SAMPLES
     ([0.0, 0.0, 0.0], 0),
     ([5.0], 0),                    # one seed says nothing
 ])
-def test_differences_beyond_chance(differences, sign):
+def test_differences_beyond_chance_are_found(differences, sign):
     assert judging.verdict(differences) == sign
 
 
-def test_equal_differences_of_one_test_sample_are_chance():
+def test_equal_differences_of_one_sample_are_chance():
     """Their spread is 0, but accuracies come in steps."""
     plain = [0.95, 0.96, 0.94]
     assert judging.accuracy_verdict([a - SAMPLE for a in plain], plain) == 0
@@ -41,7 +41,7 @@ def test_equal_differences_of_one_test_sample_are_chance():
     assert judging.accuracy_verdict([a + 2 * SAMPLE for a in plain], plain) == -1
 
 
-def test_losses_are_compared_in_logarithms():
+def test_losses_are_compared_as_logarithms():
     plain = [0.001, 0.01, 0.1]
     assert convergence.loss_cell([2 * x for x in plain], plain) == "**0.074**"
     assert convergence.loss_cell([x / 2 for x in plain], plain) == "0.0185\\*"
@@ -49,7 +49,7 @@ def test_losses_are_compared_in_logarithms():
 
 
 @pytest.mark.parametrize("loss", [5160.0, 2.5, float("inf"), float("nan")])
-def test_a_seed_that_learned_nothing_is_counted(loss):
+def test_seed_that_learned_nothing_is_counted(loss):
     assert convergence.loss_cell([0.1, loss, 0.1], [0.1, 0.1, 0.1]) == "**failed, 1 of 3**"
 
 
@@ -78,14 +78,14 @@ def figures():
     return {"optimizers": {**common, "runs": runs}, "warmup": {**common, "runs": warm}}
 
 
-def test_tables_mark_what_differs_and_nothing_else():
+def test_tables_mark_only_differences():
     found = convergence.optimizer_tables(figures()["optimizers"])
     bold = [(key, row[0], cell) for key, each in found.items() for row in each["rows"] for cell in row if "**" in str(cell)]
     assert bold == [("losses", "RMSprop", "**0.401**"), ("accuracies", "RMSprop", "**81.0**")]
     assert found["learning rates"]["rows"][0] == ["SGD", "0.1: 0.2, 0.3: 0.25", 0.1]
 
 
-def test_tables_tell_a_running_warm_up_from_what_it_leaves():
+def test_tables_separate_running_warm_up_from_its_effect():
     found = {key: {tuple(row[:2]): row[2:] for row in each["rows"]} for key, each in convergence.warmup_tables(figures()["warmup"]).items()}
     assert found["warm-up"]["`3lc:s=1.75`", 60][:3] == ["*90.0 ± 0.0*", "*91.0 ± 0.0*", "**80.0 ± 0.0**"]
     assert found["gaps"]["`3lc:s=1.75`", 60] == ["*0.0*", "*0.0*", "12.0", "1.0 ↓"]
@@ -101,7 +101,7 @@ def results(tmp_path, monkeypatch):
     return convergence.Results("optimizers", quick=True)
 
 
-def test_figures_of_another_plan_are_not_taken(results):
+def test_figures_of_other_plan_are_ignored(results):
     found = results.load()
     found["runs"]["SGD/none/0"] = {"loss": 0.1}
     learning.save(results.path, found)
@@ -110,13 +110,13 @@ def test_figures_of_another_plan_are_not_taken(results):
     assert results.load()["runs"] == {} and not results.load()["complete"]
 
 
-def test_a_damaged_file_is_as_none(results):
+def test_damaged_file_counts_as_missing(results):
     learning.save(results.path, results.load())
     results.path.write_text(results.path.read_text()[:20])
     assert results.load()["runs"] == {}
 
 
-def test_a_file_is_replaced_at_once(results, monkeypatch):
+def test_file_is_replaced_atomically(results, monkeypatch):
     """Cut off in the middle of writing, the old one is whole."""
     found = results.load()
     learning.save(results.path, {**found, "runs": {"a": 1}})
@@ -130,7 +130,7 @@ def test_a_file_is_replaced_at_once(results, monkeypatch):
     assert results.load()["runs"] == {"a": 1}
 
 
-def test_what_was_trained_is_not_trained_again(results):
+def test_finished_training_is_not_repeated(results):
     rank = object.__new__(convergence.Rank)
     rank.rank, rank.results, rank.found = 0, results, results.load()
     assert rank.once("a", lambda: 1) == 1
@@ -152,7 +152,7 @@ def test_tables_wait_for_both_parts(results, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_training_of_a_few_steps(results, monkeypatch):
+def test_short_training_runs(results, monkeypatch):
     """Two processes: mini-batches and LBFGS, from where a run was cut off."""
     needs_library(monkeypatch)
     results.plan = dataclasses.replace(results.plan, seeds=(0,), steps=3, lbfgs_gradients=5)

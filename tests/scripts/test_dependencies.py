@@ -29,7 +29,7 @@ def hidden(*prefixes):
     return f"CMAKE_CXX_COMPILER={COMPILER}", "CMAKE_IGNORE_PREFIX_PATH=" + ";".join(prefixes)
 
 
-def test_all_that_is_missing_is_named_at_once(tmp_path):
+def test_all_missing_dependencies_are_named_at_once(tmp_path):
     status, said, count = configure(tmp_path, *hidden("/", "/usr", "/usr/local"))
     assert status != 0 and count == 1, said
     for what, package in (("xxHash", "libxxhash-dev"), ("Highway", "libhwy-dev"), ("fmt", "libfmt-dev"), ("CLI11", "libcli11-dev"),
@@ -41,19 +41,19 @@ def test_all_that_is_missing_is_named_at_once(tmp_path):
     assert compiled_in == set(runpy.run_path(str(ROOT / "tests/install/audit"))["NOTICES"])
 
 
-def test_what_is_here_and_what_is_not_built_is_not_named(tmp_path):
+def test_installed_and_unused_dependencies_are_not_named(tmp_path):
     status, said, count = configure(tmp_path, "CMAKE_DISABLE_FIND_PACKAGE_fmt=ON", "CMAKE_DISABLE_FIND_PACKAGE_GTest=ON", "BUILD_TESTING=OFF")
     assert status != 0 and count == 1, said
     assert "Laconic needs fmt. " in said and "sudo apt install libfmt-dev The" in said
 
 
-def test_the_library_alone_needs_none_of_the_commands_packages(tmp_path):
+def test_library_alone_needs_no_packages_of_command(tmp_path):
     status, said, _ = configure(tmp_path, "BUILD_TESTING=OFF", "LACONIC_BUILD_TOOLS=OFF", *(
         f"CMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("fmt", "CLI11", "nlohmann_json", "GTest")))
     assert status == 0, said
 
 
-def test_a_machine_without_a_compiler_hears_what_to_install(tmp_path):
+def test_missing_compiler_gives_install_hint(tmp_path):
     kept = {name: value for name, value in os.environ.items() if name != "CXX"}
     hidden_folders = ";".join({*os.environ["PATH"].split(os.pathsep), "/usr/bin", "/bin", "/usr/local/bin"})
     status, said, count = configure(tmp_path, f"CMAKE_IGNORE_PATH={hidden_folders}", env=kept)
@@ -67,14 +67,14 @@ def test_a_machine_without_a_compiler_hears_what_to_install(tmp_path):
     ("CLI/", ["lab/src/options.cc", "tools/command.cc"]),
     ("toml++/", ["tools/rules_file.cc"]),
 ])
-def test_headers_that_cost_seconds_of_compiling_are_in_one_file_of_a_program(header, files):
+def test_expensive_headers_are_included_in_one_file_per_program(header, files):
     sources = [file for folder in ("include", "src", "tools", "lab", "bench", "examples", "tests") for file in (ROOT / folder).rglob("*.*")
                if file.suffix in (".h", ".cc")]
     found = [str(file.relative_to(ROOT)) for file in sources if f"#include <{header}" in file.read_text(encoding="utf-8")]
     assert sorted(found) == files
 
 
-def test_the_readme_names_the_same_packages():
+def test_readme_names_same_packages():
     """In its install lines: what CMake names where there is no compiler."""
     named = [set(re.search(r"sudo apt install (g\+\+[-\w+ ]+)", (ROOT / file).read_text(encoding="utf-8"))[1].split())
              for file in ("README.md", "CMakeLists.txt")]

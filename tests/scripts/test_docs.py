@@ -19,7 +19,7 @@ def text_of(*parts):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
         if re.match(r"[a-z]+:", target):
@@ -38,14 +38,14 @@ def layer_table():
     return {module: re.findall(r"`(\w+)`", may) for module, may in rows}
 
 
-def test_layer_table_is_what_check_layers_checks():
+def test_layer_table_matches_check_layers():
     loader = importlib.machinery.SourceFileLoader("check_layers", str(ROOT / "scripts" / "check_layers"))
     script = importlib.util.module_from_spec(importlib.util.spec_from_loader("check_layers", loader))
     loader.exec_module(script)
     assert layer_table() == script.MAY_INCLUDE
 
 
-def test_layer_table_is_what_cmake_links():
+def test_layer_table_matches_cmake():
     """Modules without a source yet are in the table only."""
     lines = re.findall(r"^laconic_module\((\w+)(?:\s+DEPS ([\w ]+))?\)", text_of("CMakeLists.txt"), re.M)
     linked = {module: deps.split() for module, deps in lines}
@@ -83,7 +83,7 @@ def folders_on_disk():
     return found
 
 
-def test_the_tree_is_the_tree_on_disk():
+def test_tree_matches_disk():
     assert folders_in_tree() == folders_on_disk()
 
 
@@ -133,7 +133,7 @@ def test_named_tests_exist():
             assert f"def {name}(" in text_of(where), f"{file}::{name}"
 
 
-def test_every_defect_of_graces_has_its_test():
+def test_every_grace_defect_has_its_test():
     """docs/guide/methods.md numbers them; test_named_tests_exist knows whether the tests are there."""
     rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text_of("docs", "guide", "methods.md"), flags=re.M)
     assert [int(number) for number, _, _ in rows] == list(range(1, 23))
@@ -179,7 +179,7 @@ def texts():
             yield name, path.read_text(encoding="utf-8")
 
 
-def test_english():
+def test_english_avoids_listed_words():
     found, used = [], set()
     for name, text in texts():
         for pattern, better in ENGLISH.items():
@@ -192,14 +192,14 @@ def test_english():
     assert used == ENGLISH_EXCEPTIONS, f"exceptions without need: {sorted(ENGLISH_EXCEPTIONS - used)}"
 
 
-def test_lines_of_comments_fit():
+def test_comment_lines_fit():
     """clang-format lays out code in 100 columns and leaves comments as they are."""
     long = [f"{name}:{number}" for name, text in texts() if name.endswith((".h", ".cc")) and "/templates/" not in name
             for number, line in enumerate(text.splitlines(), 1) if len(line) > 100]
     assert not long, "\n".join(long)
 
 
-def test_the_lab_stands_alone():
+def test_lab_stands_alone():
     """Its sources include each other, what a system or a registry package brings, and of Laconic what its README names."""
     foreign = set()
     sources = [*(ROOT / "lab").rglob("*.cc"), *(ROOT / "lab").rglob("*.h")]
@@ -211,7 +211,7 @@ def test_the_lab_stands_alone():
     assert foreign == {"laconic/error.h", "base/json_text.h", "base/json_reader.h"}
 
 
-def test_the_lab_guide_names_every_source():
+def test_lab_guide_names_every_source():
     guide = text_of("lab", "README.md").split("## Working on it")[1]
     for path in (ROOT / "lab" / "src").glob("*.h"):
         assert re.search(rf"\b{path.stem}\b", guide), path.name

@@ -51,7 +51,7 @@ def rows_of(made, key):
     return tables.markdown(made[key]).splitlines()[2:]
 
 
-def test_a_table_is_there_once_all_of_its_cells_are(cells):
+def test_table_appears_once_all_cells_exist(cells):
     made = engines_tables.tables_of(cells, {})
     assert set(made) == {"perceptron, 200 Mbit/s", "buckets", "buckets, four hosts", "machine"}
     assert rows_of(made, "buckets")[1] == "| `none` | 24.0 | 1.20 | 100.0 | 0.0 | 0.0 |"
@@ -67,7 +67,7 @@ def test_a_table_is_there_once_all_of_its_cells_are(cells):
     assert rows_of(made, "libraries")[2] == "| `3lc` | 0.0625 | 490.0 (100.0), 0.016 | 200.0 (100.0), 0.039 | 200.0 (100.0), 0.039 | 300.0 (100.0), 0.026 |"
 
 
-def test_tables_stand_with_their_machine_until_their_cells_are_made_again(cells, tmp_path, monkeypatch):
+def test_tables_keep_machine_until_cells_are_repeated(cells, tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "RESULTS", tmp_path / "out")
     monkeypatch.setattr(engines, "PUBLISHED", tmp_path)
     before = engines_tables.tables_of(cells, {})
@@ -90,7 +90,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_ranks_measure_what_they_are_asked_for(name, tmp_path, monkeypatch):
+def test_ranks_measure_requested_cells(name, tmp_path, monkeypatch):
     """Forked, as an emulated lab would start them: what that does is the lab's own tests' to say."""
     pytest.importorskip("torch")
     from launches import launch

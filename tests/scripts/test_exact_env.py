@@ -16,7 +16,7 @@ exact_env = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(exact_env)
 
 
-def test_laconic_brings_torch_and_what_torch_requires():
+def test_requirements_of_torch_are_included():
     pytest.importorskip("torch")
     names = exact_env.closure(["laconic[torch]"], exact_env.of_checkout())
     assert {"laconic", "torch", "sympy", "mpmath", "filelock"} <= names  # mpmath by way of sympy
@@ -26,12 +26,12 @@ def test_laconic_brings_torch_and_what_torch_requires():
 
 
 @pytest.mark.parametrize(("wanted", "why"), [("no-such-package-of-ours", "not installed for"), ("pytest<1", "is .* here")])
-def test_what_is_not_here_is_said(wanted, why):
+def test_missing_packages_are_reported(wanted, why):
     with pytest.raises(SystemExit, match=why):
         exact_env.closure([wanted], [])
 
 
-def test_the_environment_holds_that_and_nothing_else(tmp_path):
+def test_environment_holds_exactly_requirements(tmp_path):
     done = subprocess.run([sys.executable, TOOL, tmp_path / "venv", "laconic", "pytest"], capture_output=True, text=True, check=True)
     names = set(done.stdout.split(": ")[1].strip().split(", "))
     program = ("import importlib.metadata as m, importlib.util as u; import laconic, pytest; print(*(d.metadata['Name'] for d in "
@@ -44,7 +44,7 @@ def test_the_environment_holds_that_and_nothing_else(tmp_path):
     assert metadata.version("pytest") in version.stdout + version.stderr
 
 
-def test_a_wheel_says_itself_what_it_needs(tmp_path):
+def test_wheel_names_its_own_requirements(tmp_path):
     wheel = tmp_path / "laconic-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("laconic-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: laconic\nVersion: 1.0\n"
@@ -54,14 +54,14 @@ def test_a_wheel_says_itself_what_it_needs(tmp_path):
     assert exact_env.closure(["laconic"], of_wheel) == {"laconic"}
 
 
-def test_a_folder_that_is_no_environment_stays(tmp_path):
+def test_non_environment_folder_stays(tmp_path):
     (tmp_path / "precious").touch()
     with pytest.raises(SystemExit, match="no environment"):
         exact_env.make(tmp_path, ["pytest"], None)
     assert (tmp_path / "precious").exists()
 
 
-def test_packages_that_share_a_folder_are_taken_together_or_not_at_all(tmp_path, monkeypatch):
+def test_packages_sharing_a_folder_are_taken_together(tmp_path, monkeypatch):
     for name in ("one", "two"):
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()

@@ -79,7 +79,7 @@ fi""")
 @pytest.mark.parametrize(("begun", "named", "launcher"), [
     (None, None, "ccache"), ("  LAUNCHER = ccache \n", None, "ccache"), ("  FLAGS = -O3\n", None, ""),
     ("  FLAGS = -O3\n", "sccache", "sccache")])
-def test_a_build_keeps_the_launcher_it_began_with(checkout, begun, named, launcher):
+def test_build_keeps_its_first_compiler_launcher(checkout, begun, named, launcher):
     checkout("ccache", "true")
     checkout("cmake", 'echo "$1 <${CMAKE_CXX_COMPILER_LAUNCHER-}>" >> calls')
     if begun is not None:
@@ -91,7 +91,7 @@ def test_a_build_keeps_the_launcher_it_began_with(checkout, begun, named, launch
 
 
 @pytest.mark.parametrize(("named", "taken"), [({}, "c++"), ({"CXX": "clang++"}, "clang++")])
-def test_the_wheel_is_built_by_the_compiler_of_all_else(machine, named, taken, monkeypatch):
+def test_wheel_uses_compiler_of_build(machine, named, taken, monkeypatch):
     """By its name, too: to ccache g++, which scikit-build-core takes from Python, is another one than c++."""
     monkeypatch.delenv("CXX", raising=False)
     machine("c++", "true")
@@ -100,13 +100,13 @@ def test_the_wheel_is_built_by_the_compiler_of_all_else(machine, named, taken, m
     assert machine.lines("calls") == [taken]
 
 
-def test_ccache_comes_with_what_the_first_build_needs(machine):
+def test_ccache_comes_with_first_build(machine):
     machine.run("bootstrap", "--required")
     [asked] = machine.installs()
     assert {"g++", "cmake", "ccache"} <= set(asked) and "mpich" not in asked
 
 
-def test_all_optional_packages_come_in_one_call_and_once(machine):
+def test_all_optional_packages_install_in_one_call(machine):
     machine.run("bootstrap")
     required, optional = machine.installs()
     assert sorted(required + optional) == sorted({*REQUIRED, *OPTIONAL} - {"clang"})  # clang-14 is there
@@ -115,7 +115,7 @@ def test_all_optional_packages_come_in_one_call_and_once(machine):
     assert len(machine.installs()) == 2
 
 
-def test_a_broken_package_costs_no_other_and_is_tried_again(machine):
+def test_broken_package_is_retried_and_costs_no_other(machine):
     (machine.root / "broken").write_text("libgloo-dev\n")
     assert "going on without: libgloo-dev" in machine.run("bootstrap")
     assert set(OPTIONAL) - set(machine.lines("here")) == {"clang", "libgloo-dev"}
@@ -126,7 +126,7 @@ def test_a_broken_package_costs_no_other_and_is_tried_again(machine):
     assert machine.missing() is None
 
 
-def test_a_package_that_apt_does_not_have_is_written_down_and_not_asked_for_again(machine):
+def test_package_unknown_to_apt_is_recorded_and_not_requested(machine):
     (machine.root / "has").write_text("\n".join({*REQUIRED, *OPTIONAL} - {"mpich", "clang-14", "clang"}))
     machine.run("bootstrap")
     assert machine.missing() == ["clang-14", "mpich"]
@@ -138,7 +138,7 @@ def test_a_package_that_apt_does_not_have_is_written_down_and_not_asked_for_agai
     assert len(machine.lines("calls")) == calls
 
 
-def test_a_held_lock_is_waited_for(machine):
+def test_held_lock_is_awaited(machine):
     (machine.root / "held").touch()
     machine("sleep", "echo x >>slept; if (($(wc -l <slept) == 3)); then rm held; fi")
     assert machine.run("bootstrap").count("waiting for another process, ten minutes at most: Could not get lock") == 1
@@ -147,7 +147,7 @@ def test_a_held_lock_is_waited_for(machine):
 
 
 @pytest.mark.parametrize(("here", "stamps"), [([], []), (REQUIRED, ["required"])], ids=["required packages", "optional packages"])
-def test_a_lock_that_stays_held_ends_with_an_error_and_no_stamp(machine, here, stamps):
+def test_lock_held_too_long_is_error_without_stamp(machine, here, stamps):
     (machine.root / "held").touch()
     (machine.root / "here").write_text("".join(f"{name}\n" for name in here))
     said = machine.run("bootstrap", status=1).splitlines()
@@ -160,7 +160,7 @@ HOLD = "import fcntl, sys; lock = open(sys.argv[1], 'w'); fcntl.lockf(lock, fcnt
 
 
 @pytest.mark.parametrize("lock", ["lists/lock", "dpkg/lock-frontend", "archives/lock"])
-def test_every_lock_of_apt_itself_is_waited_for(machine, lock):
+def test_every_apt_lock_is_awaited(machine, lock):
     """Of apt as it is installed here, with folders of its own."""
     if not (apt := shutil.which("apt-get", path=os.defpath)):
         pytest.skip("no apt here")

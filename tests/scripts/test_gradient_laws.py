@@ -89,7 +89,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-def test_what_is_recorded_is_what_the_codec_encodes(run, tmp_path):
+def test_recorded_values_match_codec_input(run, tmp_path):
     """And a training is the same, recorded or not."""
     (tmp_path / "records.py").write_text(RECORDS)
     for done in run(tmp_path / "records.py", ROOT / "bench", ROOT / "examples" / "demo", world=2):
@@ -99,7 +99,7 @@ def test_what_is_recorded_is_what_the_codec_encodes(run, tmp_path):
 # ---- files ----
 
 
-def test_figures(recorded):
+def test_figures_match_hand_computation(recorded):
     assert sorted(path.name for path in recorded.iterdir()) == ["mlp-with-0.json", "mlp-without-0.json"], "vectors are gone"
     found = {name: json.loads((recorded / f"mlp-{name}-0.json").read_text()) for name in ("with", "without")}
     for mode, figures in found.items():
@@ -120,7 +120,7 @@ def test_figures(recorded):
     assert later[0] != later[1]
 
 
-def test_a_run_goes_on_where_it_was(recorded, tmp_path, monkeypatch):
+def test_run_continues_where_it_stopped(recorded, tmp_path, monkeypatch):
     """A file that was cut off is as none."""
     for path in recorded.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -140,7 +140,7 @@ def test_a_run_goes_on_where_it_was(recorded, tmp_path, monkeypatch):
     assert seen == [True, False, True]
 
 
-def test_figures_of_another_plan_are_not_taken(recorded, tmp_path):
+def test_figures_of_other_plan_are_ignored(recorded, tmp_path):
     plan = gradient_laws.plans(gradient_laws.options([*SETTINGS, "--out", str(recorded)]))[0]
     assert gradient_laws.recorded(recorded, plan) is not None
     assert gradient_laws.recorded(recorded, {**plan, "every": 3}) is None
@@ -148,12 +148,12 @@ def test_figures_of_another_plan_are_not_taken(recorded, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--model", "vgg"], ["--every", "0"], ["--ratio", "2"], ["--steps", "0"]])
-def test_options_that_cannot_be(words):
+def test_impossible_options_are_refused(words):
     with contextlib.redirect_stderr(None), pytest.raises(SystemExit):
         gradient_laws.options(words)
 
 
-def test_without_records_there_are_no_tables(tmp_path, capsys):
+def test_missing_records_make_no_tables(tmp_path, capsys):
     assert gradient_laws.main(["--page", "--out", str(tmp_path), "--publish", str(tmp_path)]) == 1
     assert "nothing was recorded" in capsys.readouterr().err and not (tmp_path / "gradient-laws.md").exists()
 
@@ -161,7 +161,7 @@ def test_without_records_there_are_no_tables(tmp_path, capsys):
 # ---- tables ----
 
 
-def test_tables_of_a_run(recorded, tmp_path):
+def test_tables_show_run(recorded, tmp_path):
     words = [*SETTINGS, "--page", "--out", str(recorded), "--publish", str(tmp_path)]
     assert gradient_laws.main(words) == 0
     found = json.loads((tmp_path / "gradient-laws.json").read_text())["tables"]
@@ -193,12 +193,12 @@ def rows_of(key, *found):
     return tables.markdown(gradient_laws_tables.tables_of(list(found))[key]).splitlines()[2:]
 
 
-def test_a_law_that_holds_is_bold():
+def test_distribution_that_fits_is_bold():
     assert rows_of("distances", figures("mlp", True, 0.049), figures("gpt", True, 0.051)) == [
         "| mlp | with | **0.049** | **0.040** | 0.200 | 0.300 | **0.001** |", "| gpt | with | 0.051 | **0.040** | 0.200 | 0.300 | **0.001** |"]
 
 
-def test_the_default_stands_beside_the_others():
+def test_default_is_shown_with_others():
     rows = rows_of("settings, with feedback", figures("mlp", True, 0.04))
     assert next(line for line in rows if "**" in line) == (
         "| **`law=p`, `mode=fixed`** | 2.00 (2.00 – 2.00) | 0 % | 1.00 (1.00 – 1.00) | 2.00 | 1.10 (1.10 – 1.10) | 2.00 | 4.00 | 5.00 |")
@@ -206,7 +206,7 @@ def test_the_default_stands_beside_the_others():
     assert rows_of("guard", figures("mlp", True, 0.04)) == ["| mlp | with | 2.00 (2.00 – 2.00) | 100 % | 2.00 | 2 | 0 % |"]
 
 
-def test_times_are_of_all_elements_and_of_models_alike():
+def test_times_cover_all_elements_and_weigh_models_equally():
     slow = figures("mlp", True, 0.1)
     slow["layers"][0]["records"][0] = {**slow["layers"][0]["records"][0], "copy_seconds": 0.004,
                                        "fits": {spec: fit(100, seconds=0.1) for spec in gradient_laws.specs(0.001)}}
@@ -226,7 +226,7 @@ def test_models_weigh_the_same():
     assert gradient_laws_tables.share(parts, gradient_laws_tables.in_band) == pytest.approx(0.5)
 
 
-def test_passes_are_of_elements():
+def test_passes_are_counted_per_element():
     big, small = figures("mlp", True, 0.1), figures("mlp", True, 0.1, shape=(100, 100))
     for spec in small["layers"][0]["records"][0]["fits"].values():
         spec["memory_passes"] = 13

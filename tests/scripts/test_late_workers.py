@@ -24,7 +24,7 @@ def late_workers(folder, *words):
     ("exit 3", "said nothing and ended with status 3"),
     (None, "No such file"),
 ])
-def test_a_server_that_does_not_start_is_said_in_a_line(tmp_path, program, words):
+def test_server_that_does_not_start_is_one_line(tmp_path, program, words):
     binary = tmp_path / "laconic"
     if program is not None:
         binary.write_text(f"#!/bin/sh\n{program}\n")
@@ -37,7 +37,7 @@ def test_a_server_that_does_not_start_is_said_in_a_line(tmp_path, program, words
 
 
 @pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
-def test_one_pair_of_short_runs(tmp_path):
+def test_pair_of_short_runs_completes(tmp_path):
     done = late_workers(tmp_path, "--steps", "8", "--pairs", "1", "--compute-ms", "5", "--binary", BINARY)
     assert done.code == 0, done.err
     found = json.loads(done.out)

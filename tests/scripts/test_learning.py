@@ -95,16 +95,16 @@ def rows_of(found, key):
     ([(1, 0.0), (2, math.nan)], None),
     ([], None),
 ])
-def test_within_from(differences, step):
+def test_first_step_within_bounds_is_found(differences, step):
     assert learning_tables.within_from(differences) == step
 
 
-def test_smoothing_takes_five_evaluations_and_not_the_start():
+def test_smoothing_takes_five_evaluations_without_the_start():
     points = [(0, 100.0), *((step, float(step)) for step in range(1, 8))]
     assert learning_tables.smoothed(points) == [(5, 3.0), (6, 4.0), (7, 5.0)]
 
 
-def test_a_long_run_says_what_ends_within_0_3_points_and_from_where(found):
+def test_long_run_reports_start_of_last_0_3_points(found):
     rows = rows_of(found, "a long run")
     # 3lc is good from step 2100 on, sidco but for step 3000: four evaluations later it is out of the mean.
     assert rows["mlp", "`3lc:s=1.75`"][-1] == "2500"
@@ -114,7 +114,7 @@ def test_a_long_run_says_what_ends_within_0_3_points_and_from_where(found):
     assert rows["mlp", "fp32"][0] == "90.1 ± 0.1"
 
 
-def test_a_long_run_is_compared_with_the_short_runs_that_it_needs(found):
+def test_long_run_is_compared_with_required_short_runs(found):
     fewer = without(found, "seeds", lambda cell: cell.model in ("lstm", "gpt") or cell.spec == "int8")
     assert rows_of(fewer, "a long run")["cnn", "`topk:ratio=0.001`"][2] == "-1.00 (-1.00, -1.00, -1.00)"
     lacking = without(found, "seeds", lambda cell: cell.seed == 1 and cell.spec == "topk:ratio=0.001")
@@ -143,14 +143,14 @@ def test_worse_than_fp32_beyond_chance_is_bold(found):
     ("cnn", [0.95, 0.10, 0.95], [0.95, 0.95, 0.95], 1),
     ("gpt", [9.9, 3.0], [math.nan, 3.0], 0),
 ])
-def test_worse_and_better_beyond_chance(model, values, plain, sign):
+def test_worse_and_better_beyond_chance_are_found(model, values, plain, sign):
     assert judging.judged(model, values, plain) == sign
 
 
 # ---- warm-up ----
 
 
-def test_a_gap_after_a_warm_up_stands_beside_that_of_the_same_steps_without_one(found):
+def test_warm_up_gap_is_shown_with_that_of_same_steps(found):
     finals, gaps = rows_of(found, "warm-up"), rows_of(found, "gaps after a warm-up")
     assert gaps["`3lc`", "200"] == ["1.5 (3.0) ↑"] * 2 + ["0.015 (0.030) ↑"] * 2
     assert gaps["`3lc:s=1.75`", "50"] == ["3.0 (3.0)"] * 2 + ["0.030 (0.030)"] * 2
@@ -162,7 +162,7 @@ def test_a_gap_after_a_warm_up_stands_beside_that_of_the_same_steps_without_one(
 # ---- optimizers ----
 
 
-def test_final_qualities_and_rates_of_the_optimizers(found):
+def test_final_qualities_and_rates_of_optimizers_are_shown(found):
     gpt = {name: cells for (name, _), cells in rows_of(found, "optimizers, gpt").items()}
     assert gpt["AdamW"] == ["3.001 ± 0.001", "3.001 ± 0.001 (+0.000)", "3.001 ± 0.001 (+0.000)", "**3.021 ± 0.001 (+0.020)**",
                             "**failed, 1 of 3**"]
@@ -172,7 +172,7 @@ def test_final_qualities_and_rates_of_the_optimizers(found):
 # ---- all tables ----
 
 
-def test_a_question_whose_runs_are_not_all_there_keeps_its_tables(found, tmp_path, capsys, monkeypatch):
+def test_incomplete_question_keeps_its_tables(found, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(learning, "known", found.__getitem__)
     assert learning.main(["--page", "--out", str(tmp_path)]) == 0 and not capsys.readouterr().err
     before = json.loads((tmp_path / "learning.json").read_text())
@@ -185,7 +185,7 @@ def test_a_question_whose_runs_are_not_all_there_keeps_its_tables(found, tmp_pat
     assert {**after["tables"], "environment": 0} == {**before["tables"], "environment": 0}
 
 
-def test_what_went_astray_does_not_stop_the_tables(found):
+def test_diverged_run_does_not_stop_tables(found):
     """NaN in every evaluation but the first, of one seed of everything but fp32."""
     for cells in found.values():
         for cell, run in cells:
@@ -214,12 +214,12 @@ def results(tmp_path, monkeypatch):
     return learning.RESULTS
 
 
-def test_every_run_has_a_file_of_its_own(found):
+def test_every_run_has_its_own_file(found):
     cells = [cell for runs in found.values() for cell, _ in runs]
     assert len({cell.path for cell in cells}) == len(set(cells)) == len(cells) > 400
 
 
-def test_a_file_of_another_run_is_not_taken(results):
+def test_file_of_another_run_is_ignored(results):
     cell = learning.cells("long")[0]
     assert cell.load() is None
     learning.save(cell.path, run_of(cell))
@@ -236,7 +236,7 @@ def test_a_file_of_another_run_is_not_taken(results):
     ("gpt", "SGD", {0.1: math.nan, 0.3: 3.2, 0.6: 3.1}, 0.6),        # a rate that led astray is not taken, wherever it stands
     ("gpt", "SGD", {0.1: 3.2, 0.3: math.nan, 0.6: math.inf}, 0.1),
 ])
-def test_the_best_rate_is_chosen_by_the_last_five_evaluations(results, model, optimizer, learnt, best):
+def test_best_rate_is_chosen_by_last_five_evaluations(results, model, optimizer, learnt, best):
     for cell in learning.cells("tuning"):
         if (cell.model, cell.optimizer) == (model, optimizer):
             flattering = 1.0 if model == "cnn" else 0.0  # only early in the worst run
@@ -245,13 +245,13 @@ def test_the_best_rate_is_chosen_by_the_last_five_evaluations(results, model, op
     assert learning.best_rate(model, optimizer) == best
 
 
-def test_without_tuning_the_optimizers_runs_are_missing(results):
+def test_missing_tuning_omits_optimizer_runs(results):
     with pytest.raises(ValueError, match="run --question tuning first"):
         learning.cells("optimizers")
     assert [run for _, run in learning.known("optimizers")] == [None] * 120
 
 
-def test_held_out_samples_are_not_learnt_from(tmp_path):
+def test_held_out_samples_are_not_learned(tmp_path):
     torch = needs_models()
     import digits
     import text
@@ -274,7 +274,7 @@ def test_held_out_samples_are_not_learnt_from(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_trainings_of_a_few_steps(results, monkeypatch):
+def test_two_short_trainings_run(results, monkeypatch):
     """Two processes: as the demo's, and with a warm-up, an optimizer and a rate."""
     needs_library(monkeypatch)
     mine = [learning.Cell("long", "mlp", "3lc", steps=4, every=2),

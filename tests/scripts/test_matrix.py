@@ -61,14 +61,14 @@ def rows_of(found, key):
     return [line[2:-2].split(" | ") for line in tables.markdown(matrix_tables.tables_of(found)[key]).splitlines()[2:]]
 
 
-def test_time_is_the_median_of_the_seeds_steps_times_the_step(found):
+def test_time_is_median_steps_times_step_time(found):
     cells = {(cell.model, cell.network): cell.time for cell in matrix_tables.cells(found)}
     assert cells["mlp", "20mbit"] == pytest.approx({"pytorch:ddp": 180.0, "3lc": 2.4, "topk:ratio=0.01": 15.0})
     # two of three runs do not get there: neither does the exchange
     assert cells["lstm", "1gbit"] == {"pytorch:ddp": pytest.approx(9.0), "3lc": None, "topk:ratio=0.01": pytest.approx(10.12)}
 
 
-def test_the_first_of_each_cell_and_by_how_much(found):
+def test_first_of_each_cell_and_its_lead_are_shown(found):
     rows = rows_of(found, "first to the target")
     assert [row[1:] for row in rows] == [
         ["20 Mbit/s", "`3lc`", "`topk:ratio=0.01`", "2.4 s", "75.0", "6.2"],
@@ -78,18 +78,18 @@ def test_the_first_of_each_cell_and_by_how_much(found):
     assert [row[0] for row in rows] == ["`mlp`, 95 %"] * 2 + ["`lstm`, 3 bits"] * 2
 
 
-def test_a_cell_in_which_nothing_gets_there(found):
+def test_cell_without_result_is_empty(found):
     for spec in SPECS:
         found["learning"]["mlp", spec] = [run("mlp", None, 0.5)] * 3
     assert rows_of(found, "first to the target")[:2] == [["`mlp`, 95 %", rate, "–", "–", "not reached", "–", "–"] for rate in ("20 Mbit/s", "1 Gbit/s")]
     assert [row[1:3] for row in rows_of(found, "rankings")] == [["–", "–"]] * 3
 
 
-def test_ranks_are_by_the_time_to_the_target(found):
+def test_ranks_are_by_time_to_target(found):
     assert rows_of(found, "rankings") == [["PyTorch DDP, fp32", "3", "3", "2", "1"], ["`3lc`", "1", "1", "–", "–"], ["`topk:ratio=0.01`", "2", "2", "1", "2"]]
 
 
-def test_quality_against_fp32(found):
+def test_quality_is_compared_with_fp32(found):
     mlp, lstm = (rows_of(found, f"{name}: quality") for name in ("mlp", "lstm"))
     assert [row[1:] for row in mlp] == [["50, 60, 70", "97.00 %", "0.00 points", "–"],
                                         ["60, 60, 60", "90.00 %", "1.00 points", "**-7.00 points**"],
@@ -97,14 +97,14 @@ def test_quality_against_fp32(found):
     assert [row[-1] for row in lstm] == ["–", "**+1.0000**", "+0.0000"]
 
 
-def test_times_and_bounds_of_a_model(found):
+def test_times_and_bounds_of_model_are_shown(found):
     assert [heading for heading, _ in matrix_tables.tables_of(found)["lstm: times"]["columns"]] == [
         "exchange", "bytes a step, kernel", "× fewer than fp32", "step at 20 Mbit/s, ms", "time to target", "step at 1 Gbit/s, ms", "time to target"]
     assert rows_of(found, "lstm: times")[1] == ["`3lc`", "50,000", "80.0", "50.0", "not reached", "95.0", "not reached"]
     assert rows_of(found, "lstm: codec work") == [["`3lc`", "25.0", "50.0", "47.5", "95.0"], ["`topk:ratio=0.01`", "100", "200", "46.0", "92.0"]]
 
 
-def test_environment_names_both_machines_and_the_picture_is_whole(found):
+def test_environment_names_both_machines_and_chart_is_complete(found):
     rows = rows_of(found, "environment")
     assert ["learning, CPU", "some CPU"] in rows and ["step times, CPU", "other CPU"] in rows
     titles = re.findall(r"<title>([^<]*)</title>", matrix_tables.picture(found))
@@ -114,7 +114,7 @@ def test_environment_names_both_machines_and_the_picture_is_whole(found):
     assert rows_of(found, "environment")[-1][1].startswith("**emulated:")
 
 
-def test_what_is_missing_is_named_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+def test_missing_results_are_named_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(matrix, "TIMES", tmp_path / "times")
     monkeypatch.setattr(learning, "RESULTS", tmp_path / "learning")
     assert matrix.write(tmp_path / "docs") == 1 and not (tmp_path / "docs").exists()
@@ -122,7 +122,7 @@ def test_what_is_missing_is_named_and_nothing_is_written(tmp_path, monkeypatch, 
     assert "seeds-mlp-pytorch_ddp-seed0" in said and "times of gpt at 1gbit" in said
 
 
-def test_cells_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
+def test_existing_cells_are_not_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr(matrix, "TIMES", tmp_path)
     file = matrix.times_file("cnn", "1gbit")
     file.parent.mkdir()
@@ -139,7 +139,7 @@ def test_cells_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
     assert all("--times-only" in command and command[command.index("--specs") + 1].split() == list(learning.SPECS) for command in asked)
 
 
-def test_readme_has_the_pages_figures():
+def test_readme_matches_figures_of_page():
     found = json.loads((ROOT / "docs/results/models.json").read_text(encoding="utf-8"))["tables"]["first to the target"]["rows"]
     rows = [row for row in found if row[1] == "50 Mbit/s" and not row[0].startswith("`mlp`")]
     assert len(rows) == 3

@@ -29,7 +29,7 @@ def script():
 # ---- the tables ----
 
 
-def test_each_mutant_is_one_fault_whose_lines_are_in_its_file_once(script):
+def test_each_mutant_is_one_fault_found_once_in_its_file(script):
     wrong = {}
     for m in script.find_mutants():
         try:
@@ -46,11 +46,11 @@ def test_each_mutant_is_one_fault_whose_lines_are_in_its_file_once(script):
     assert wrong == {}
 
 
-def test_each_mutant_has_a_name_of_its_own(script):
+def test_each_mutant_has_its_own_name(script):
     assert [name for name, count in Counter(m.name for m in script.find_mutants()).items() if count > 1] == []
 
 
-def test_each_mutant_has_been_killed_as_it_is_written_now(script):
+def test_each_mutant_has_been_killed_as_written(script):
     hashes = {m.hash: m.name for m in script.find_mutants()}
     killers = script.tried.Killers(script.DATA)
     assert [name for hash, name in hashes.items() if hash not in killers.verdicts] == [], "scripts/mutants --named --stale"
@@ -59,7 +59,7 @@ def test_each_mutant_has_been_killed_as_it_is_written_now(script):
     assert f"{len(hashes)} one-line faults" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def test_what_a_test_launches_is_built(script):
+def test_launched_programs_are_built(script):
     texts = [text for mutant in script.find_mutants() for text in mutant.kill if text.startswith("pytest ")]
     launching = [text for text in texts if re.search(r'BUILD / "bin"|mpi_launchers', (ROOT / text.split()[1].partition("::")[0]).read_text(encoding="utf-8"))]
     assert len(launching) > 5
@@ -138,7 +138,7 @@ def verdicts(tree):
     return list(json.loads((tree / "tests/mutants/killers.json").read_text())["mutants"].values())
 
 
-def test_a_killed_mutant_is_written_down(tree):
+def test_killed_mutant_is_recorded(tree):
     put(tree, answer(41))
     status, out = mutants(tree)
     assert (status, out.splitlines()[-1]) == (0, "1 of 1 killed"), out
@@ -147,7 +147,7 @@ def test_a_killed_mutant_is_written_down(tree):
     assert (tree / "lib.cc").read_text() == LIB  # the tree itself is never touched
 
 
-def test_a_survivor_fails_the_run_and_is_not_written_down(tree):
+def test_survivor_fails_run_and_is_not_recorded(tree):
     put(tree, answer(41), unseen("1  # the same"))
     status, out = mutants(tree)
     assert status == 1
@@ -155,7 +155,7 @@ def test_a_survivor_fails_the_run_and_is_not_written_down(tree):
     assert verdicts(tree) == [[0, ""]]
 
 
-def test_a_killed_mutant_that_survives_later_loses_its_verdict(tree):
+def test_killed_mutant_that_survives_later_loses_its_verdict(tree):
     put(tree, answer(41))
     assert mutants(tree)[0] == 0
     (tree / "lib.cc").write_text(LIB.replace('test "$answer" = 42 && exit 0', "exit 0"))
@@ -164,7 +164,7 @@ def test_a_killed_mutant_that_survives_later_loses_its_verdict(tree):
 
 
 @pytest.mark.parametrize(("before", "count"), [("answer=40", 0), ("answer", 0), ("exit 1", 2), ("", 0)])
-def test_lines_that_are_not_there_once_fail_the_run(tree, before, count):
+def test_missing_or_repeated_lines_fail_run(tree, before, count):
     (tree / "lib.cc").write_text(LIB + "  exit 1\n")
     put(tree, ENTRY.format("old", before, "answer=41"))
     status, out = mutants(tree)
@@ -172,21 +172,21 @@ def test_lines_that_are_not_there_once_fail_the_run(tree, before, count):
     assert f"old: `before` is {count} times in lib.cc" in out
 
 
-def test_a_file_that_is_gone_fails_the_run(tree):
+def test_missing_file_fails_run(tree):
     put(tree, answer(41).replace("lib.cc", "old.cc"))
     status, out = mutants(tree)
     assert status == 1
     assert "answer: `before` is 0 times in old.cc" in out
 
 
-def test_a_mutant_that_does_not_compile_is_none(tree):
+def test_uncompilable_mutant_is_invalid(tree):
     put(tree, answer("$(("))
     status, out = mutants(tree)
     assert status == 1
     assert "answer: does not compile: lib.cc: error: syntax" in out
 
 
-def test_tests_that_fail_anyway_prove_nothing(tree):
+def test_failing_tests_prove_nothing(tree):
     put(tree, answer(41))
     (tree / "lib.cc").write_text(LIB.replace('"$answer" = 42', '"$answer" = 43'))
     status, out = mutants(tree)
@@ -194,7 +194,7 @@ def test_tests_that_fail_anyway_prove_nothing(tree):
     assert "fails without any mutant: Lib.Answers" in out
 
 
-def test_names_choose_mutants_and_unknown_ones_are_refused(tree):
+def test_names_select_mutants_and_unknown_ones_are_refused(tree):
     put(tree, answer(41), unseen("1  # the same"))
     status, out = mutants(tree, "answer")
     assert (status, out.splitlines()[-1]) == (0, "1 of 1 killed"), out
@@ -205,7 +205,7 @@ def test_names_choose_mutants_and_unknown_ones_are_refused(tree):
     assert "no mutant of tests/mutants is named nothing" in out
 
 
-def test_stale_mutants_are_those_that_were_not_killed_as_they_are_now(tree):
+def test_stale_mutants_were_not_killed_as_they_are_now(tree):
     put(tree, answer(41), answer(40, "other"))
     assert mutants(tree)[0] == 0
     put(tree, answer(43), answer(40, "other").replace("What is wrong", "What else is wrong"))
@@ -250,14 +250,14 @@ def test_lines_are_found_at_their_indentation_and_keep_it(script, before, after,
         ("", "test_x (crash)"),
     ],
 )
-def test_the_test_that_failed_is_found(script, output, killer):
+def test_failed_test_is_found(script, output, killer):
     assert script.killer_in(output, "test_x") == killer
 
 
 # ---- all killers ----
 
 
-def test_the_data_file_comes_back_and_is_bounded(script, tmp_path, monkeypatch):
+def test_data_file_round_trips_and_is_bounded(script, tmp_path, monkeypatch):
     tried = script.tried
     killers = tried.Killers(tmp_path / "killers.json")
     killers.add("bb", 3, {"test_a A": 1, "test_a B": 1, "t.py": 12})
@@ -276,7 +276,7 @@ def test_the_data_file_comes_back_and_is_bounded(script, tmp_path, monkeypatch):
         again.save()
 
 
-def test_the_data_file_has_space_for_every_mutant(script, tmp_path):
+def test_data_file_has_space_for_every_mutant(script, tmp_path):
     killers = script.tried.Killers(tmp_path / "killers.json")
     parts = [f"test_distributed Suite{n:03}OfSomeLength" for n in range(300)]
     for place, m in enumerate(script.find_mutants()):  # a quarter dies by many, the others by up to eight
@@ -285,7 +285,7 @@ def test_the_data_file_has_space_for_every_mutant(script, tmp_path):
     killers.save()
 
 
-def test_the_sample_is_fixed_and_every_folder_has_its_share(script):
+def test_sample_is_fixed_and_every_folder_has_its_share(script):
     everything = script.find_mutants()
     sample = script.tried.sample(everything, 80)
     assert len(sample) == 80
@@ -297,14 +297,14 @@ def test_the_sample_is_fixed_and_every_folder_has_its_share(script):
     assert len({m.name for m in script.tried.sample(less_one, 80)} & {m.name for m in sample}) > 70
 
 
-def test_seven_weeks_have_every_mutant_once(script):
+def test_seven_weeks_cover_every_mutant_once(script):
     everything = script.find_mutants()
     weeks = [script.tried.seventh(everything, week) for week in range(100, 107)]
     assert sorted(m.name for week in weeks for m in week) == sorted(m.name for m in everything)
     assert script.tried.seventh(everything, 107) == weeks[0]
 
 
-def test_a_line_is_executed_by_who_ran_it(script):
+def test_line_counts_as_executed_by_its_tests(script):
     coverage = script.tried.Coverage(Path("/nowhere"), "")
     coverage.parts = {"a": {"f.cc": {3, 4, 9}}, "b": {"f.cc": {9}}, "c": {"g.cc": {4}}}
 
@@ -318,7 +318,7 @@ def test_a_line_is_executed_by_who_ran_it(script):
     assert ran(1, False, "constants.h") == {"a", "b", "c"}, "a header without code"
 
 
-def test_suites_that_a_mutant_names_run_in_any_case(script):
+def test_suites_named_by_mutant_always_run(script):
     program = script.tried.Program("test_x", ["test_x"], {"test_x Dense": ["Dense.*"]})
     named = [part for part in ("test_x Dense", "test_x DenseRules", "test_x Other")
              if script.tried.names(["test_x --gtest_filter=*Dense*:All/Set.Once*"], program, part)]
@@ -327,7 +327,7 @@ def test_suites_that_a_mutant_names_run_in_any_case(script):
     assert script.tried.names(["frame_fuzz"], script.tried.Program("frame_fuzz", ["frame_fuzz"]), "frame_fuzz")
 
 
-def test_a_mutants_lines_are_numbered(script):
+def test_mutant_lines_are_numbered(script):
     mutant = script.Mutant("name", "Fault.", "f.cc", "b;\nc;", "d;", ["test_f"])
     assert mutant.lines("a;\n  b;\n  c;\n") == (range(2, 4), True)
     assert mutant.lines("a;\nb;\nc;\n") == (range(2, 4), False)
@@ -342,7 +342,7 @@ exit 1
 """
 
 
-def test_suites_behind_one_that_crashes_still_run(script, tmp_path):
+def test_suites_after_a_crashed_one_still_run(script, tmp_path):
     path = tmp_path / "test_x"
     path.write_text(GTEST)
     path.chmod(0o755)
@@ -353,7 +353,7 @@ def test_suites_behind_one_that_crashes_still_run(script, tmp_path):
     assert failed == {"test_x A": {"All/A.B/0"}, "test_x C": {"C.D"}, "test_x E": {"E.G"}}
 
 
-def test_a_command_that_does_not_end_is_ended_with_its_children(script):
+def test_command_that_hangs_is_ended_with_its_children(script):
     status, output = script.tried.run_for(["sh", "-c", "echo begun; sleep 60 & sleep 60"], 0.5)
     assert (status, output) == (None, "begun\n")
 
@@ -429,7 +429,7 @@ def killed(tree):
     return sorted((ran, data["parts"][int(killers)]) for ran, killers in data["mutants"].values())
 
 
-def test_a_mutant_meets_the_suites_that_execute_its_line(covered_tree):
+def test_mutant_runs_suites_that_execute_its_line(covered_tree):
     put(covered_tree, answer(41), unseen(2))
     status, out, ran = all_killers(covered_tree)
     assert status == 0, out
@@ -438,7 +438,7 @@ def test_a_mutant_meets_the_suites_that_execute_its_line(covered_tree):
     assert "2 have been killed, 2 by all that execute them: 2 by one suite or file alone" in out
 
 
-def test_what_has_been_tried_is_left_out_until_it_changes(covered_tree):
+def test_tried_mutants_are_skipped_until_they_change(covered_tree):
     put(covered_tree, answer(41), unseen(2))
     assert all_killers(covered_tree, "answer")[0] == 0
     status, out, ran = all_killers(covered_tree)
@@ -448,7 +448,7 @@ def test_what_has_been_tried_is_left_out_until_it_changes(covered_tree):
     assert all_killers(covered_tree)[2] == []
 
 
-def test_a_measurement_that_was_cut_off_goes_on_with_what_is_left(covered_tree):
+def test_interrupted_measurement_continues(covered_tree):
     put(covered_tree, answer(41))
     assert all_killers(covered_tree)[0] == 0
     measured = covered_tree / "build" / "covered-cxx.json"
@@ -459,7 +459,7 @@ def test_a_measurement_that_was_cut_off_goes_on_with_what_is_left(covered_tree):
     assert all_killers(covered_tree)[2] == ["--gtest_filter=Other.*", "--gtest_filter=Lib.*"]
 
 
-def test_a_mutant_that_no_suite_kills_fails_the_run_and_is_tried_again(covered_tree):
+def test_mutant_without_killer_fails_run_and_is_retried(covered_tree):
     put(covered_tree, unseen("1  # the same"))
     for _ in range(2):
         status, out, _ = all_killers(covered_tree)
@@ -468,7 +468,7 @@ def test_a_mutant_that_no_suite_kills_fails_the_run_and_is_tried_again(covered_t
         assert killed(covered_tree) == []
 
 
-def test_a_line_of_python_meets_the_files_that_execute_it(covered_tree):
+def test_python_line_runs_files_that_execute_it(covered_tree):
     (covered_tree / "conftest.py").write_text("")
     put(covered_tree, PY_ENTRY)
     status, out, _ = all_killers(covered_tree)
@@ -476,7 +476,7 @@ def test_a_line_of_python_meets_the_files_that_execute_it(covered_tree):
     assert killed(covered_tree) == [(1, "tests/test_lib.py")]
 
 
-def test_what_is_compiled_for_gcov_does_without_a_precompiled_header_of_other_flags(script, tmp_path):
+def test_gcov_build_ignores_foreign_precompiled_header(script, tmp_path):
     """Tests that include a header with a mutant are compiled so, too."""
     (tmp_path / "all.h").write_text("inline int one() { return 1; }\n")
     (tmp_path / "lib_test.cc").write_text("int main() { return one() - 1; }\n")

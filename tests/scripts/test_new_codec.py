@@ -43,7 +43,7 @@ def register(tree):
     path.write_text(text)
 
 
-def test_writes_the_files_and_names_the_line(tree):
+def test_new_codec_writes_files_and_names_line(tree):
     done = new_codec(tree, NAME)
     assert done.returncode == 0, done.stderr
     assert "codec_list.h" in done.stdout and TYPE in done.stdout
@@ -56,12 +56,12 @@ def test_writes_the_files_and_names_the_line(tree):
 
 
 @pytest.mark.parametrize("name", ["", "Sign", "2bit", "a-b", "a b", "-x", "../x"])
-def test_refuses_names_that_no_spec_could_hold(tree, name):
+def test_new_codec_refuses_names_invalid_in_specs(tree, name):
     assert new_codec(tree, name).returncode == 2
     assert new_codec(tree).returncode == 2
 
 
-def test_refuses_to_overwrite(tree):
+def test_new_codec_refuses_to_overwrite(tree):
     assert new_codec(tree, NAME).returncode == 0
     again = new_codec(tree, NAME)
     assert again.returncode == 1 and "exists" in again.stderr
@@ -100,7 +100,7 @@ def link_with(tree, objects):
 
 
 @pytest.mark.skipif(not (BUILD / "bin" / "test_conformance").exists(), reason=f"{BUILD} has no test_conformance")
-def test_the_worked_example_passes_the_conformance_suite(tree):
+def test_worked_example_passes_conformance_suite(tree):
     assert new_codec(tree, NAME).returncode == 0
     register(tree)
     objects = [compile_in(tree, "src/codecs/registry/registry.cc"), compile_in(tree, f"src/codecs/{NAME}/{NAME}.cc")]

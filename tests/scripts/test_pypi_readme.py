@@ -17,7 +17,7 @@ def links(text):
     return re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", text)
 
 
-def test_every_link_is_the_same_file_at_the_projects_address():
+def test_every_link_points_to_same_file_online():
     here = links((ROOT / "README.md").read_text(encoding="utf-8"))
     there = links(SCRIPT["dynamic_metadata"]("readme")["text"])
     assert len(here) == len(there) > 30
@@ -28,7 +28,7 @@ def test_every_link_is_the_same_file_at_the_projects_address():
             assert shown == f"{SOURCE}/{'raw' if image else 'blob'}/HEAD/{target}" and (ROOT / target.partition("#")[0]).exists()
 
 
-def test_a_link_to_elsewhere_stays(monkeypatch, tmp_path):
+def test_link_to_elsewhere_stays(monkeypatch, tmp_path):
     for name in ("README.md", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8").replace("(LICENSE)", "(https://example.org/a)"), encoding="utf-8")
     monkeypatch.setitem(SCRIPT["dynamic_metadata"].__globals__, "ROOT", tmp_path)

@@ -66,7 +66,7 @@ def rows(found):
     return {line[0]: line[1:] for line in lines}
 
 
-def test_the_runs_are_every_codec_with_every_model_and_seed(here):
+def test_runs_cover_every_codec_model_and_seed(here):
     found = qualities.runs(NAMES)
     assert len(found) == 3 * 4 * (len(NAMES) + 1)
     assert sum(cell is None for _, _, cell in found) == 3 * 4  # of signsgd, whose rates are not known
@@ -76,7 +76,7 @@ def test_the_runs_are_every_codec_with_every_model_and_seed(here):
     assert {cell.seed for cell in qualities.tuning(NAMES)} == {100}  # no seed of the comparison
 
 
-def test_codecs_that_vote_take_the_rate_that_learned_most(here):
+def test_codecs_that_vote_use_best_learning_rate(here):
     train_all()
     assert [qualities.best_rate("signsgd", model) for model in qualities.STEPS] == [0.001, 0.001, 0.01, 0.01]
     assert {cell.rate for _, spec, cell in qualities.runs(NAMES) if spec == "signsgd"} == {0.001, 0.01}
@@ -96,7 +96,7 @@ def test_qualities_and_rates_are_published(here):
     assert found["rates"]["rows"][0] == ["`signsgd`", "mlp", "3e-05: 86.5, 0.0001: 87.7, 0.0003: 88.8, 0.001: 90.0, 0.003: 88.9", 0.001]
 
 
-def test_runs_go_on_from_what_is_there_and_what_is_missing_is_said(here, monkeypatch, capsys):
+def test_runs_continue_and_missing_ones_are_reported(here, monkeypatch, capsys):
     train_all()
     asked = []
     monkeypatch.setattr(qualities.group, "start", lambda *arguments: asked.append(arguments))
@@ -115,7 +115,7 @@ def test_unknown_codecs_are_refused(here, capsys):
     assert "no codec topkk" in capsys.readouterr().err
 
 
-def test_one_training_of_a_few_steps(tmp_path, monkeypatch):
+def test_short_training_runs(tmp_path, monkeypatch):
     """A file of a run, by a rate of its own."""
     needs_library(monkeypatch)
     import launches

@@ -66,7 +66,7 @@ def needs(languages, text):
 
 
 @pytest.mark.parametrize("page", MARKED, ids=lambda page: page.name)
-def test_snippets(page, tmp_path):
+def test_snippets_run(page, tmp_path):
     found = snippets(page)
     assert len(found) == page.read_text(encoding="utf-8").count("<!-- test:"), "a marker without a fence behind it"
     needs({language for _, language, _ in found}, page.read_text(encoding="utf-8"))
@@ -82,12 +82,12 @@ def test_snippets(page, tmp_path):
         assert done.stdout, "a snippet shows something"
 
 
-def test_the_pages_have_every_kind():
+def test_pages_have_every_kind():
     assert {language for _, language, _ in snippets(ROOT / "README.md")} == {"sh"}
     assert {language for page in MARKED for _, language, _ in snippets(page)} == {"sh", "python", "c", "cpp"}
 
 
-def test_the_readmes_diff_is_that_of_the_quick_starts_script():
+def test_readme_diff_matches_quick_start_script():
     """Its two new lines, and those around them, in their order."""
     diff = re.search(r"^```diff\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)[1].splitlines()
     assert [line[0] for line in diff if line].count("+") == 2 and {line[0] for line in diff if line} == {"+", " "}
@@ -96,12 +96,12 @@ def test_the_readmes_diff_is_that_of_the_quick_starts_script():
         assert line[1:] in script, line
 
 
-def test_what_people_read_first_is_run_where_it_is_installed():
+def test_first_pages_run_where_installed():
     said = (ROOT / "tests" / "install" / "run").read_text(encoding="utf-8")
     assert f'snippets.py" "$work/exact" {" ".join(RUN_INSTALLED)}\n' in said
 
 
-def test_what_people_read_first_needs_no_numpy():
+def test_first_pages_need_no_numpy():
     """torch does not bring it."""
     for page in RUN_INSTALLED:
         for _, _, text in snippets(ROOT / page):

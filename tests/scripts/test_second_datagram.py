@@ -26,7 +26,7 @@ def test_both_readers_agree(entry):
     assert second_datagram.verdict(data, entry["layout"], TOKEN, JOB, INSTANCE, EPOCH, entry["era"]) == entry["verdict"]
 
 
-def test_the_page_shows_a_golden_datagram():
+def test_page_shows_golden_datagram():
     page = (ROOT / "docs" / "format" / "DATAGRAM.md").read_text(encoding="utf-8")
     shown = {"".join(block.split()) for block in re.findall(r"```hex\n(.*?)```", page, re.S)}
     golden = {entry["hex"] for entry in DATAGRAMS}
@@ -35,7 +35,7 @@ def test_the_page_shows_a_golden_datagram():
 
 @pytest.mark.parametrize("command", [["cc", "-std=c99", "-Wall", "-Wextra", "-Werror"],
                                      ["clang-14", "-target", "bpf", "-O2", "-Wall", "-Werror"]], ids=["c99", "bpf"])
-def test_the_hash_is_plain_c(command, tmp_path):
+def test_hash_is_plain_c(command, tmp_path):
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not here")
     source = tmp_path / "tag.c"

@@ -28,7 +28,7 @@ def test_known_answers_of_xxh3():
 
 
 @pytest.mark.parametrize("entry", FRAMES, ids=name_of)
-def test_header(entry):
+def test_header_matches(entry):
     data = (V1 / entry["file"]).read_bytes()
     if entry["errc"] != "ok":
         with pytest.raises(second_decoder.FrameError) as error:
@@ -41,7 +41,7 @@ def test_header(entry):
 
 
 @pytest.mark.parametrize("entry", WITH_VALUES, ids=name_of)
-def test_values(entry):
+def test_values_match(entry):
     name = second_decoder.parse_spec(entry["fields"]["spec"])[0]
     if name not in second_decoder.DECODERS:
         pytest.skip(f"no second decoder of {name} yet")
@@ -50,14 +50,14 @@ def test_values(entry):
 
 
 @pytest.mark.parametrize("entry", [entry for entry in FRAMES if "payload" in entry], ids=name_of)
-def test_refused_payloads(entry):
+def test_refused_payloads_match(entry):
     with pytest.raises(second_decoder.FrameError) as error:
         second_decoder.decode((V1 / entry["file"]).read_bytes())
     assert error.value.errc == entry["payload"]
 
 
 @pytest.mark.parametrize("entry", WITH_VALUES, ids=name_of)
-def test_cut_payloads_are_refused_or_decode(entry):
+def test_truncated_payloads_are_refused_or_decode(entry):
     """Never another exception than FrameError, whatever the payload's length."""
     data = (V1 / entry["file"]).read_bytes()
     frame = second_decoder.parse_frame(data)
@@ -79,7 +79,7 @@ AWKWARD = [-0.0, 0.0, 1.5, -1.5, 1e-40, -1e-42, 3.0e38, -2.0**-126, 65519.0, 0.1
 @pytest.mark.parametrize("spec", ["none", "fp16", "bf16", "int8:block=16", "topk:ratio=0.3", "randomk:ratio=0.3",
                                   "sidco:ratio=0.1", "3lc", "3lc:zre=off,scale=chunk", "powersgd:rank=2"])
 @pytest.mark.parametrize("shape", [(130, 1), (10, 13), (1, 1), (0, 1)])
-def test_awkward_values(spec, shape):
+def test_awkward_values_match(spec, shape):
     """Both decoders on frames that the library writes now: signs of zeros, denormals, the largest numbers."""
     numpy = pytest.importorskip("numpy")
     try:

@@ -30,7 +30,7 @@ def everything():
     return found
 
 
-def test_every_figure_stands_beside_its_bar():
+def test_every_figure_has_its_bar():
     made = bench.tables_of(everything())
     assert [row[1:] for row in made["bars"]["rows"]] == [
         ["0.40", "≤ 0.5"], ["0.80", "≤ 0.9"], ["+0.50", "≥ −0.5"], ["+0.50", "≥ −0.5"], ["1/31.2", "≤ 1/30"], ["0.263", "≤ 0.301"], ["25.0", "≥ 20"],
@@ -39,7 +39,7 @@ def test_every_figure_stands_beside_its_bar():
     assert [row[:2] for row in made["times"]["rows"]] == [["hosts", "`none none`"], ["hosts", "`3lc 3lc:s=1.5`"], ["local", "`ddp`"], ["local", "`none none`"]]
 
 
-def test_what_is_missing_has_no_row():
+def test_missing_figure_has_no_row():
     found = everything()
     found["learning-lstm-Adam-attach-2"] = found["local"] = None
     made = bench.tables_of(found)

@@ -20,7 +20,7 @@ FOUND = {"extra": {"cpu": 0.04, "staged": 0.06, "memcpy": 0.01, "extra": 2.0},
          "threads": {"encode": 1.9, "decode": 1.7, "memcpy": 1.8}}
 
 
-def test_every_figure_stands_beside_its_bar():
+def test_every_figure_has_its_bar():
     found = bench.tables_of(FOUND)
     assert [row[1:] for row in found["bars"]["rows"]] == [[2.0, "≤ 3"], [0.5, "≤ 0.6"], [1.9, "≥ 1.6"], [1.7, "≥ 1.6"]]
     times = dict(found["times"]["rows"])

@@ -71,7 +71,7 @@ def run(tmp_path, program, *words):
                           timeout=300, check=False)
 
 
-def test_children_and_orphans_stand_still_together(tmp_path, by):
+def test_children_and_orphans_pause_together(tmp_path, by):
     done = run(tmp_path, """
 def orphan():
     os.setsid()
@@ -89,7 +89,7 @@ sys.exit(0 if together else f"{found}")
     assert f"by {by[1]}" in done.stderr
 
 
-def test_a_process_that_was_stopped_before_stays_stopped(tmp_path, by):
+def test_stopped_process_stays_stopped(tmp_path, by):
     done = run(tmp_path, """
 stopped, ticks = forked(lambda: tick("stopped")), forked(lambda: tick("ticks"))
 os.kill(stopped, signal.SIGSTOP)
@@ -105,17 +105,17 @@ sys.exit(0 if after == "T" else after)
 
 
 @pytest.mark.parametrize(("ends", "status"), [("sys.exit(5)", 5), ("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM)])
-def test_the_exit_status_is_the_commands(tmp_path, by, ends, status):
+def test_exit_status_is_passed_on(tmp_path, by, ends, status):
     assert run(tmp_path, ends, *by).returncode == status
 
 
-def test_a_command_that_is_not_there(tmp_path):
+def test_missing_command_is_reported(tmp_path):
     done = subprocess.run([STALL, "no-such-command"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 127 and "no-such-command: No such file" in done.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_all_that_was_started(tmp_path, by, how):
+def test_interrupt_ends_all_children(tmp_path, by, how):
     read, write = os.pipe()
     program = PRELUDE + "forked(lambda: os.setsid() or forked(lambda: tick('orphan')))\ntick('command')"
     process = subprocess.Popen([STALL, *SHORT, *by, sys.executable, "-c", program], cwd=tmp_path, stdout=write, pass_fds=[write],
@@ -130,17 +130,17 @@ def test_an_interrupt_ends_all_that_was_started(tmp_path, by, how):
     os.close(read)
 
 
-def test_what_the_command_leaves_running_ends_with_it(tmp_path, by):
+def test_remaining_children_end_with_command(tmp_path, by):
     done = run(tmp_path, "forked(lambda: os.setsid() or tick('left'))\nwhile not Path('left').exists(): time.sleep(0.01)", *by)
     assert done.returncode == 0  # the pipes of its output are closed
 
 
-def test_a_seed_repeats_the_core_and_the_pauses(tmp_path):
+def test_seed_repeats_core_and_pauses(tmp_path):
     said = [run(tmp_path, "forked(lambda: tick('ticks'))\npauses('ticks')\nPath('ticks').unlink()", "--seed", "7").stderr for _ in range(2)]
     cores, pauses = zip(*((re.findall(r"--seed 7, core (\d+)", text), re.findall(r"frozen for (\S+) s", text)) for text in said))
     both = min(map(len, pauses))
     assert cores[0] == cores[1] and both >= 3 and pauses[0][:both] == pauses[1][:both], said
 
 
-def test_all_run_on_one_core(tmp_path):
+def test_all_processes_run_on_one_core(tmp_path):
     assert run(tmp_path, "sys.exit(len(os.sched_getaffinity(0)))").returncode == 1

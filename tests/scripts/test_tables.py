@@ -20,7 +20,7 @@ TABLE = "| codec | ms | times |\n|---|---:|---:|\n| `a\\|b` | 1.2 | 0.0123 (1.00
 # ---- docs/results ----
 
 
-def test_every_page_shows_what_its_result_file_says(capsys):
+def test_every_page_matches_its_result_file(capsys):
     assert tables.main(["--check"]) == 0, capsys.readouterr().err
 
 
@@ -36,17 +36,17 @@ def test_every_result_file_is_small_and_has_a_page():
 # ---- a table ----
 
 
-def test_cells_are_written_by_the_format_of_their_column():
+def test_cells_follow_format_of_their_column():
     assert tables.markdown(FOUND) == TABLE
 
 
 @pytest.mark.parametrize(("cell", "form", "said"), [(0.0, "{:s3}", "0.00"), (9.876, "{:s3}", "9.88"), (1234.5, "{:s3}", "1,234"), (99.96, "{:d1}", "100.0"),
                                                     (123.4, "{:d1}", "123"), (7, "", "7"), ("text", "{:.1f}", "text"), (None, "{:.1f}", "–")])
-def test_figures_in_words(cell, form, said):
+def test_figures_may_be_words(cell, form, said):
     assert tables.shown(cell, form) == said
 
 
-def test_a_row_of_another_length_is_refused():
+def test_row_of_wrong_length_is_refused():
     with pytest.raises(ValueError):
         tables.table(["a", "b"], [["x"]])
 
@@ -54,7 +54,7 @@ def test_a_row_of_another_length_is_refused():
 # ---- a page ----
 
 
-def test_publishing_replaces_tables_and_keeps_sentences(tmp_path):
+def test_publishing_replaces_tables_and_keeps_prose(tmp_path):
     page = tmp_path / "it.md"
     page.write_text("# It\n\nmake it\n\n<!-- table: one -->\nold\n<!-- end -->\n\nWritten by a person.\n")
     assert tables.publish(tmp_path, "it", "make it", {"one": FOUND}) == page
@@ -65,12 +65,12 @@ def test_publishing_replaces_tables_and_keeps_sentences(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["it.json", "it.md"]
 
 
-def test_a_new_page_names_its_command_and_has_all_tables(tmp_path):
+def test_new_page_names_its_command_and_has_all_tables(tmp_path):
     text = tables.publish(tmp_path, "new", "make new", {"one": FOUND}).read_text()
     assert text == f"# new\n\n```\nmake new\n```\n\n## One\n\n<!-- table: one -->\n{TABLE}\n<!-- end -->\n"
 
 
-def test_a_table_that_is_not_given_stays_if_it_is_to_be_kept(tmp_path):
+def test_optional_table_stays_if_not_given(tmp_path):
     tables.publish(tmp_path, "it", "make it", {"one": FOUND, "two": FOUND})
     page = tables.publish(tmp_path, "it", "make it", {"two": FOUND}, keep=True)
     assert page.read_text().count(TABLE) == 2
@@ -78,7 +78,7 @@ def test_a_table_that_is_not_given_stays_if_it_is_to_be_kept(tmp_path):
     assert page.read_text().count(TABLE) == 1 and "<!-- table: one -->\nNot measured.\n<!-- end -->" in page.read_text()
 
 
-def test_a_check_fails_where_page_and_figures_differ_and_writes_nothing(tmp_path, capsys):
+def test_check_fails_on_differences_and_writes_nothing(tmp_path, capsys):
     page = tables.publish(tmp_path, "it", "make it", {"one": FOUND})
     assert tables.main(["--check", str(tmp_path)]) == 0
     changed = page.read_text().replace("1.2 |", "1.3 |")

@@ -36,7 +36,7 @@ def rows(text):
     return [line.split() for line in text.splitlines() if not line.startswith("#")]
 
 
-def test_columns_are_those_of_nccl_tests():
+def test_columns_match_nccl_tests():
     done = laconic(*LOOPBACK, "--ranks", "2", "--min", "4K", "--max", "16K", "--spec", "int8", "--spec", "none")
     assert done.returncode == FINE, done.stderr
     headings = [line.split() for line in done.stdout.splitlines() if line.startswith("#")]
@@ -75,7 +75,7 @@ def test_bandwidths_follow_from_the_time_in_the_same_row(ranks):
     ("gather_all", 3 * 1 / 4),    # a quarter of it, to three others
     ("two_shot", 2 * 3 / 4 / 4),  # a quarter of each owner's share, and of the mean to three others
 ])
-def test_sent_is_what_a_step_of_the_codec_moves(plan, sent):
+def test_sent_bytes_match_step_of_codec(plan, sent):
     spec = "fp16" if plan == "native_sum" else "int8"
     row, = answer(*LOOPBACK, "--ranks", "4", "--min", "4M", "--max", "4M", "--spec", spec, "--plan", plan)["results"]
     share = 1 / 2 if spec == "fp16" else 1
@@ -87,7 +87,7 @@ def test_sent_is_what_a_step_of_the_codec_moves(plan, sent):
     ["--plan", "gather_all"], ["--plan", "two_shot"], ["--plan", "native_sum"],
     ["--window", "1", "--part", "0"], ["--window", "3", "--part", "1M", "--min", "4M", "--max", "4M"], ["--seed", "7", "--threads", "2"],
 ])
-def test_what_is_not_compressed_is_exact(words):
+def test_uncompressed_result_is_exact(words):
     sizes = () if "--min" in words else ("--min", "4K", "--max", "64K")
     for row in answer(*LOOPBACK, "--ranks", "4", "--spec", "none", *sizes, *words)["results"]:
         assert row["error"] == 0 and row["native"]["error"] == 0
@@ -98,7 +98,7 @@ def test_what_is_not_compressed_is_exact(words):
     ("int8", 1e-3, 0.05),             # a 127th of the block's largest, once or twice
     ("topk:ratio=0.001", 0.3, 1.01),  # most of the largest means are not sent in the first step
 ])
-def test_errors_are_the_codecs(spec, low, high):
+def test_errors_match_codec(spec, low, high):
     for row in answer(*LOOPBACK, "--ranks", "4", "--min", "4K", "--max", "64K", "--spec", spec)["results"]:
         assert low < row["error"] < high and row["native"]["error"] == 0
 
@@ -113,7 +113,7 @@ def test_sizes_double_from_min_to_max():
     assert sizes("--min", "6", "--max", "12") == [4, 12], "whole elements"
 
 
-def test_options_are_in_the_answer():
+def test_options_are_in_output():
     words = ("--window", "1", "--part", "64K", "--plan", "two_shot", "--seed", "9", "--threads", "2")
     said = answer(*LOOPBACK, *QUICK, *words)["options"]
     assert said == {"iterations": 3, "warmup": 1, "window": 1, "part": 65536, "threads": 2, "plan": "two_shot", "seed": 9,
@@ -124,7 +124,7 @@ def settings_of(row):
     return [(s["rule"], s["parameters"], s["elements"], s["spec"], s["control"]) for s in row["settings"]]
 
 
-def test_rules_and_control_are_those_of_its_sessions(tmp_path):
+def test_rules_and_control_match_sessions(tmp_path):
     """Of four parameters, 1 MiB each."""
     words = ("bench", "--engine", "loopback", "--iterations", "5", "--warmup", "1", "--min", "4M", "--max", "4M", "--spec", "topk")
     rules = tmp_path / "rules.toml"
@@ -141,7 +141,7 @@ def test_rules_and_control_are_those_of_its_sessions(tmp_path):
     assert done.stdout.startswith(f"# loopback, 2 ranks; 5 iterations after 2; rules {rules}; control fixed\n"), done.stdout
 
 
-def test_without_a_spec_every_codec_is_measured():
+def test_missing_spec_measures_every_codec():
     codecs = [codec["name"] for codec in answer("list")["codecs"]]
     rows = answer(*LOOPBACK, "--min", "4K", "--max", "4K")["results"]
     assert [row["codec"] for row in rows] == codecs
@@ -177,11 +177,11 @@ def test_without_a_spec_every_codec_is_measured():
     (["--engine", "loopback", "--rules", "no/such.toml"], "no/such.toml: cannot open"),
     (["--engine", "loopback", "--control", "dc3"], "there is no control 'dc3'"),
 ])
-def test_usage_errors(words, message):
+def test_usage_errors_exit_with_2(words, message):
     assert message in failure(USAGE, "bench", *words)["message"]
 
 
-def test_no_memory_is_every_ranks_error():
+def test_no_memory_is_error_on_every_rank():
     words = (*LOOPBACK, "--spec", "none", "--min", "64G", "--max", "64G")
     done = subprocess.run([BINARY, *words], capture_output=True, text=True, timeout=280,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)))
@@ -189,14 +189,14 @@ def test_no_memory_is_every_ranks_error():
     assert "rank 0 has no memory for 17179869184 elements (out_of_memory" in done.stderr
 
 
-def test_mpi_without_a_launcher_says_what_to_do():
+def test_mpi_without_launcher_gives_hint():
     error = failure(BAD_ANSWER, "bench", "--engine", "mpi")
     assert "OMPI_COMM_WORLD_SIZE" in error["message"] and "PMI_SIZE" in error["message"]
     assert "mpirun" in error["hint"] and "LACONIC_MPI_LIB" in error["hint"]
 
 
 @pytest.mark.parametrize(("rank", "local_rank", "said"), [(0, 0, "laconic: "), (1, 1, None), (2, 0, "laconic: rank 2: ")])
-def test_a_plug_in_that_is_not_there_is_one_message_a_host(rank, local_rank, said):
+def test_missing_plugin_is_one_message_per_host(rank, local_rank, said):
     env = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank)}
     done = laconic("bench", "--engine", "mpi", env={**env, "LACONIC_MPI_LIB": "/nonexistent/plugin.so"})
     assert done.returncode == BAD_ANSWER and done.stdout == ""
@@ -207,7 +207,7 @@ def test_a_plug_in_that_is_not_there_is_one_message_a_host(rank, local_rank, sai
 
 
 @pytest.mark.parametrize(("rank", "local_rank", "said"), [(0, 0, "laconic: no/such.toml"), (1, 1, ""), (2, 0, "laconic: rank 2: no/such.toml")])
-def test_rules_that_are_not_there_are_one_message_a_host(rank, local_rank, said):
+def test_missing_rules_are_one_message_per_host(rank, local_rank, said):
     env = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank)}
     done = laconic("bench", "--engine", "mpi", "--rules", "no/such.toml", env=env)
     assert done.returncode == USAGE and done.stdout == ""
@@ -215,7 +215,7 @@ def test_rules_that_are_not_there_are_one_message_a_host(rank, local_rank, said)
 
 
 @pytest.mark.parametrize(("variable", "library"), [("OMPI_COMM_WORLD_SIZE", "openmpi"), ("PMI_SIZE", "mpich")])
-def test_the_plug_in_is_the_launchers(tmp_path, variable, library):
+def test_plugin_matches_launcher(tmp_path, variable, library):
     """A copy of the command that has no plug-ins beside it says which one it wants, and what brings it."""
     program = tmp_path / "laconic"
     shutil.copy(BINARY, program)
@@ -228,7 +228,7 @@ def test_the_plug_in_is_the_launchers(tmp_path, variable, library):
 @pytest.mark.parametrize("folder", [
     "lib", "lib64", "lib/x86_64-linux-gnu", "laconic/lib", "lib/python3.12/site-packages/laconic/lib",
     "lib64/python3.12/site-packages/laconic/lib", "lib/python3.11/dist-packages/laconic/lib"])
-def test_the_plug_in_is_found_where_cmake_and_pip_put_it(tmp_path, folder):
+def test_plugin_is_found_where_cmake_and_pip_install_it(tmp_path, folder):
     (tmp_path / "bin").mkdir()
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "a-file").touch()
@@ -241,7 +241,7 @@ def test_the_plug_in_is_found_where_cmake_and_pip_put_it(tmp_path, folder):
     assert done.returncode == BAD_ANSWER and done.stderr.startswith(f"laconic: {plugin} is cut off"), done.stderr
 
 
-def test_a_plug_in_of_another_engine_is_refused():
+def test_plugin_of_another_engine_is_refused():
     plugin = next(LIBRARIES.glob("liblaconic_mpi_*.so"), None)
     if plugin is None:
         pytest.skip(f"no plug-in for MPI is in {LIBRARIES}: apt install libopenmpi-dev, then build laconic_mpi_openmpi")
@@ -270,7 +270,7 @@ def messages(text):
 
 
 @pytest.mark.parametrize(("library", "name"), [(OPENMPI, "Open MPI "), (MPICH, "MPICH ")])
-def test_ranks_of_mpi_measure_and_one_prints(library, name):
+def test_mpi_ranks_measure_and_one_prints(library, name):
     need(library)
     done = mpirun(library, "--min", "4K", "--max", "16K", "--spec", "int8", "--json")
     assert done.returncode == FINE, done.stderr
@@ -291,7 +291,7 @@ def test_ranks_of_mpi_measure_and_one_prints(library, name):
     (["--seed", "1"], ["--seed", "2"], BAD_ANSWER, "laconic: rank 1 was started with --seed 2, rank 0 with --seed 1"),
     (["--spec", "int8"], ["--spec", "none"], BAD_ANSWER, "laconic: rank 1 was started with --spec none, rank 0 with --spec int8"),
 ])
-def test_what_all_ranks_know_is_one_message(first, second, status, message):
+def test_common_error_is_one_message(first, second, status, message):
     need(MPICH)
     done = mpirun(MPICH, "--max", "8K", first=first, second=second)
     assert done.returncode == status, done.stdout + done.stderr
@@ -303,7 +303,7 @@ def test_what_all_ranks_know_is_one_message(first, second, status, message):
     (OPENMPI, MPICH, ("MPICH 4", "Open MPI's launcher has started 2")),
     (MPICH, OPENMPI, ("Open MPI 4", "MPICH's launcher has started 2")),
 ])
-def test_the_other_librarys_plug_in_is_one_message_with_both_names(library, other, names):
+def test_other_plugin_is_one_message_with_both_names(library, other, names):
     need(library, other)
     done = mpirun(library, *QUICK, env={"LACONIC_MPI_LIB": str(LIBRARIES / f"liblaconic_mpi_{other}.so")}, before=APART)
     said = messages(done.stdout + done.stderr)
@@ -332,7 +332,7 @@ def kill_all(mark):
 
 
 @pytest.mark.parametrize(("stopped", "speaks"), [(1, "laconic: mpi: "), (0, r"laconic: rank [12]: mpi: ")])
-def test_a_stopped_rank_ends_the_job_and_one_of_the_others_speaks(stopped, speaks):
+def test_stopped_rank_ends_job_and_one_other_reports(stopped, speaks):
     """Both others see the time-out at the same moment."""
     need(OPENMPI)
     mark = str(time.monotonic_ns() >> 2)
@@ -400,7 +400,7 @@ def gloo(request, tmp_path):
         process.communicate()
 
 
-def test_ranks_of_gloo_measure_and_rank_0_prints(gloo):
+def test_gloo_ranks_measure_and_rank_0_prints(gloo):
     for _ in range(2):
         gloo.start("--min", "4K", "--max", "16K", "--spec", "int8", "--iterations", "3", "--json")
     (status, out, error), *rest = gloo.ended()
@@ -413,7 +413,7 @@ def test_ranks_of_gloo_measure_and_rank_0_prints(gloo):
         assert row["native"]["error"] == 0 < row["error"] < 0.05
 
 
-def test_ranks_of_gloo_that_differ_hear_one_message(gloo):
+def test_gloo_ranks_that_differ_get_one_message(gloo):
     for size in ("8K", "16K"):
         gloo.start("--max", size, "--spec", "none")
     (status, out, error), *rest = gloo.ended()
@@ -421,7 +421,7 @@ def test_ranks_of_gloo_that_differ_hear_one_message(gloo):
     assert messages(error) == ["laconic: rank 1 was started with --max 16384, rank 0 with --max 8192 (ranks_disagree 60)"]
 
 
-def test_ranks_of_gloo_with_other_rules_hear_one_message(gloo, tmp_path):
+def test_gloo_ranks_with_other_rules_get_one_message(gloo, tmp_path):
     for rank, spec in enumerate(("int8", "fp16")):
         file = tmp_path / f"{rank}.toml"
         file.write_text(f'[[rule]]\nspec = "{spec}"\n')
@@ -432,7 +432,7 @@ def test_ranks_of_gloo_with_other_rules_hear_one_message(gloo, tmp_path):
     assert "the rules" in said and "int8" in said and "fp16" in said, said
 
 
-def test_a_rank_of_gloo_without_memory_is_named_wherever_it_runs_out(tmp_path):
+def test_gloo_rank_without_memory_is_named_at_any_allocation(tmp_path):
     """Of arrays, or of what the wire alone is measured with: up to the limit at which there is enough."""
     if not (LIBRARIES / "liblaconic_gloo.so").exists():
         pytest.skip("gloo is not here: apt install libgloo-dev, then build laconic_gloo")
@@ -458,14 +458,14 @@ def test_a_rank_of_gloo_without_memory_is_named_wherever_it_runs_out(tmp_path):
     assert failures > 5  # four arrays of 64 MiB, one after the other
 
 
-def test_a_rank_of_gloo_that_does_not_come_is_named(gloo):
+def test_missing_gloo_rank_is_named(gloo):
     gloo.start(*QUICK, seconds=1)
     ((status, out, error),) = gloo.ended()
     assert (status, out) == (BAD_ANSWER, "") and messages(error) == ["laconic: rank 1 did not come within 1000 ms (timed_out 63)"]
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_of_gloo_that_is_gone_is_named(gloo, sign):
+def test_lost_gloo_rank_is_named(gloo, sign):
     first, second = (gloo.start("--min", "1K", "--max", "1G", "--spec", "int8", "--iterations", "50", seconds=15) for _ in range(2))
     while first.stdout.readline().startswith("#"):  # until the first row: both are there
         pass
@@ -476,7 +476,7 @@ def test_a_rank_of_gloo_that_is_gone_is_named(gloo, sign):
 
 
 @pytest.mark.parametrize("gloo", ["file"], indirect=True)
-def test_under_a_launcher_rank_0_speaks_first(gloo, tmp_path):
+def test_launched_rank_0_reports_first(gloo, tmp_path):
     """Its end is that of the job: rank 1 has known for longer, and gives it time. They do not hear of each other."""
     with (tmp_path / "said").open("a") as error:
         for rank, seconds in enumerate((1.3, 1.0)):

@@ -53,13 +53,13 @@ def failure(status, *words):
 # ---- the program ----
 
 
-def test_version():
+def test_version_is_printed():
     header = (ROOT / "include/laconic/version.h").read_text()
     version = re.search(r'VERSION_STRING "([^"]+)"', header)[1]
     assert laconic("--version").stdout == f"laconic {version}\n"
 
 
-def test_help_is_fine_and_names_every_command():
+def test_help_names_every_command():
     done = laconic("--help")
     assert done.returncode == FINE
     for command in ("list", "bench", "inspect", "verify", "doctor", "laws", "replay", "rules"):
@@ -68,13 +68,13 @@ def test_help_is_fine_and_names_every_command():
 
 
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["list", "--nonsense"], ["inspect"], ["bench", "--threads", "0"]])
-def test_usage_errors(words):
+def test_usage_errors_exit_with_2(words):
     done = laconic(*words)
     assert done.returncode == USAGE
     assert "--help" in done.stderr
 
 
-def test_no_colour_when_not_a_terminal():
+def test_output_has_no_colour_without_terminal():
     assert "\x1b" not in laconic("list").stdout
     assert "\x1b" not in laconic("list", env={"CLICOLOR_FORCE": "1"}).stdout
 
@@ -82,7 +82,7 @@ def test_no_colour_when_not_a_terminal():
 # ---- list ----
 
 
-def test_list_json():
+def test_list_prints_json():
     codecs = answer("list")["codecs"]
     names = [codec["name"] for codec in codecs]
     assert "none" in names and len(names) == len(set(names))
@@ -103,7 +103,7 @@ def test_list_json():
         assert ("residual" in contract["memories"]) == (contract["feedback"] != "never")
 
 
-def test_list_has_the_class_of_the_survey():
+def test_list_has_survey_classes():
     known = {"none": "none", "fp16": "cast", "bf16": "cast", "int8": "quantization", "topk": "sparsification", "randomk": "sparsification",
              "sidco": "sparsification", "3lc": "hybrid", "powersgd": "low-rank", "u8": "quantization", "onebit": "quantization",
              "signsgd": "quantization", "signum": "quantization", "efsignsgd": "quantization", "qsgd": "quantization",
@@ -118,7 +118,7 @@ def test_list_has_the_class_of_the_survey():
         assert f"class: {codec['class']}" in laconic("list", codec["name"]).stdout
 
 
-def test_list_json_is_what_the_library_says():
+def test_list_json_matches_library():
     from laconic import _lib
 
     said = _lib.lib.laconic_codecs_json()
@@ -127,13 +127,13 @@ def test_list_json_is_what_the_library_says():
         assert answer("list", codec["name"])["codecs"] == [codec]
 
 
-def test_list_one():
+def test_list_shows_one_codec():
     assert [codec["name"] for codec in answer("list", "none")["codecs"]] == ["none"]
     error = failure(USAGE, "list", "nome")
     assert error["name"] == "unknown_codec" and "'none'" in error["hint"]
 
 
-def test_specs_page_shows_what_list_prints():
+def test_specs_page_matches_list():
     page = (ROOT / "docs/guide/specs.md").read_text()
     assert laconic("list", "--markdown").stdout.strip() in page, \
         "docs/guide/specs.md is out of date: paste the output of `laconic list --markdown`"
@@ -142,7 +142,7 @@ def test_specs_page_shows_what_list_prints():
 # ---- bench ----
 
 
-def test_bench_json():
+def test_bench_prints_json():
     result = answer("bench", "--spec", "none", "--spec", "none", "--size", "4Ki", "--size", "8k", "--seconds", "0.01")
     assert {"cpu", "cores", "isas"} <= set(result["machine"])
     assert [(r["codec"], r["elements"]) for r in result["results"]] == [("none", 1024)] * 2 + [("none", 2000)] * 2
@@ -158,7 +158,7 @@ def test_bench_json():
         assert r["error_metrics"] == {"relative_l2": 0, "cosine": 1, "max_abs": 0}
 
 
-def test_bench_every_codec_on_every_instruction_set():
+def test_bench_runs_every_codec_on_every_isa():
     result = answer("bench", "--size", "64Ki", "--seconds", "0.01", "--isa", "all", "--data", "layered")
     codecs = [codec["name"] for codec in answer("list")["codecs"]]
     assert len(result["results"]) == len(codecs) * len(result["machine"]["isas"])
@@ -172,7 +172,7 @@ def test_bench_prints_the_canonical_spec():
     assert result["results"][0]["decode"] == "add"
 
 
-def test_bench_input_and_peers(tmp_path):
+def test_bench_takes_input_and_peers(tmp_path):
     path = tmp_path / "gradient.f32"
     path.write_bytes(array.array("f", [(-1) ** i * i / 1000 for i in range(3000)]).tobytes())
     result = answer("bench", "--spec", "topk", "--input", path, "--peers", "3", "--seconds", "0.01")
@@ -208,7 +208,7 @@ def test_bench_reads_npy(tmp_path):
     (["--isa", "mmx"], "invalid_argument", "scalar"),
     (["--input", "/nonexistent"], "invalid_argument", ""),
 ])
-def test_bench_errors(words, name, hint):
+def test_bench_errors_are_reported(words, name, hint):
     error = failure(USAGE, "bench", *words)
     assert error["name"] == name and hint in error["hint"]
 
@@ -216,13 +216,13 @@ def test_bench_errors(words, name, hint):
 # ---- inspect, verify ----
 
 
-def test_files_that_are_not_there():
+def test_missing_files_are_reported():
     for command in ("inspect", "verify"):
         assert "/nonexistent" in failure(USAGE, command, "/nonexistent")["message"]
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(200), b"LCNC" + bytes(200)])
-def test_files_that_are_not_frames(tmp_path, content):
+def test_non_frames_are_refused(tmp_path, content):
     path = tmp_path / "frame"
     path.write_bytes(content)
     for command in ("inspect", "verify"):
@@ -236,13 +236,13 @@ def golden(condition):
 
 
 @golden(lambda frame: frame["errc"] != "ok")
-def test_bad_golden_frames(path):
+def test_bad_golden_frames_are_refused(path):
     for command in ("inspect", "verify"):
         failure(BAD_ANSWER, command, path)
 
 
 @golden(lambda frame: frame["errc"] == "ok")
-def test_good_golden_frames(path, tmp_path):
+def test_good_golden_frames_are_read(path, tmp_path):
     frame = answer("inspect", path)["frame"]
     assert frame["checksum"] == "ok" and frame["count"] == frame["rows"] * frame["cols"]
     decoded = path.with_suffix(".f32")
@@ -275,7 +275,7 @@ def four(tmp_path):
     return path
 
 
-def test_figures_by_hand(four):
+def test_figures_match_hand_computation(four):
     """|x|^2 = 10.5. The largest goes: y = (3, 0, 0, 0), x.y = 9; one value and an index of two bits are 5 bytes. With feedback
     the steps encode (3, -1, .5, -.5), (3, -2, 1, -1), (3, -3, 1.5, -1.5) with the lower index first, (3, -4, 2, -2): they send
     3, 3, 3 of the first and -4 of the second, whose means are 2.25 and -1."""
@@ -286,11 +286,11 @@ def test_figures_by_hand(four):
     assert alone["steady_nmse"] == alone["nmse"] == pytest.approx(1.5 / 10.5)
 
 
-def test_figures_of_what_loses_nothing(four):
+def test_figures_of_lossless_codec_are_zero(four):
     assert measured("none", four) == {"ratio": 1, "cosine": 1, "nmse": 0, "max_error": 0, "bias": 0, "steady_ratio": 1, "steady_nmse": 0}
 
 
-def test_figures_of_random_rounding(tmp_path):
+def test_figures_of_random_rounding_match(tmp_path):
     """Each step draws again, so their mean is nearer than one of them: by the number of steps."""
     path = tmp_path / "x.f32"
     draw = random.Random(3)
@@ -307,7 +307,7 @@ def npy(shape, values, *, descr="<f4", order=False, version=1, header=None):
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_figures_of_npy_files(tmp_path, four, version):
+def test_figures_come_from_npy_files(tmp_path, four, version):
     path = tmp_path / "x.npy"
     for shape in ("(4,)", "(2, 2)", "(1, 4)"):
         path.write_bytes(npy(shape, [3, -1, 0.5, -0.5], version=version))
@@ -338,7 +338,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_gradients_that_cannot_be_measured(tmp_path, name):
+def test_unmeasurable_gradients_are_refused(tmp_path, name):
     content, word = BAD_FILES[name]
     (tmp_path / name).write_bytes(content)
     error = failure(USAGE, "verify", "--spec", "topk", "--input", tmp_path / name)
@@ -359,7 +359,7 @@ def test_npy_headers_are_parsed_totally(tmp_path):
 
 @pytest.mark.parametrize("words", [["--spec", "topk"], ["--input", "x"], [], ["frame", "--spec", "topk", "--input", "x"],
                                    ["frame", "--steps", "3"], ["--spec", "topk", "--input", "x", "--steps", "0"]])
-def test_verify_is_of_a_frame_or_of_a_spec(words):
+def test_verify_takes_frame_or_spec(words):
     assert failure(USAGE, "verify", *words)["name"] == "invalid_argument"
 
 
@@ -373,25 +373,25 @@ def test_verify_prints_four_digits_and_all_in_json(tmp_path):
     assert all(value == f"{figures[name]:.4g}" for name, value in text.items())
 
 
-def test_verify_names_what_each_figure_does_not_see():
+def test_verify_names_limits_of_each_figure():
     text = laconic("verify", "--help").stdout
     assert text.count("blind to") == 7 and "a sign has no scale" in text
     for name in ("ratio", "cosine", "nmse", "max_error", "bias", "steady_ratio", "steady_nmse"):
         assert f"\n  {name} " in text
 
 
-def test_verify_says_what_is_wrong_with_the_spec(four):
+def test_verify_reports_spec_errors(four):
     assert failure(USAGE, "verify", "--spec", "topkk", "--input", four)["name"] == "unknown_codec"
 
 
-def test_verify_wants_the_same_number_of_values(tmp_path):
+def test_verify_requires_equal_number_of_values(tmp_path):
     path = tmp_path / "short.f32"
     path.write_bytes(bytes(4))
     frames = sorted((ROOT / "tests/golden/v1/frames").glob("topk*12x20.frame"))
     assert "240" in failure(USAGE, "verify", frames[0], "--original", path)["message"]
 
 
-def test_verify_of_more_elements_than_there_is_memory_for(tmp_path):
+def test_verify_of_too_many_elements_is_refused(tmp_path):
     """A frame of zeros needs no payload: 106 bytes may claim 4 TiB."""
     frames = json.loads((ROOT / "tests/golden/v1/manifest.json").read_text())["frames"]
     whole = (ROOT / "tests/golden/v1" / next(f["file"] for f in frames if f["errc"] == "ok" and "topk" in f["file"]))
@@ -421,7 +421,7 @@ def laplace(count, seed):
     return [(-1) ** i * -math.log1p(-(i + 0.5) / count) for i in order]
 
 
-def test_laws_json(tmp_path):
+def test_laws_prints_json(tmp_path):
     path = floats(tmp_path / "layer.f32", laplace(20000, 0) + [math.copysign(math.expm1(0.2 * abs(x)) / 0.2, x)
                                                               for x in laplace(20000, 1)])
     specs = ["sidco:ratio=0.01,stages=3", "sidco:ratio=0.01,law=gp,stages=1,guard=off"]
@@ -442,7 +442,7 @@ def test_laws_json(tmp_path):
     assert far["pareto"]["shape"] == pytest.approx(0.2, abs=0.03)
 
 
-def test_laws_selects_what_a_threshold_selects(tmp_path):
+def test_laws_selects_like_threshold(tmp_path):
     values = laplace(5000, 3)
     fit = answer("laws", floats(tmp_path / "a", values), "--spec", "sidco:ratio=0.01,stages=2")["tensors"][0]["fits"][0]
     assert sum(abs(x) > fit["threshold"] for x in array.array("f", values)) == fit["sent"]
@@ -463,14 +463,14 @@ def test_laws_adapts_along_a_file(tmp_path):
     ([], "too few values: 0"), ([1.0], "too few values: 1"), ([0.0] * 100, "too few values: 0"),
     ([0.0] * 100 + [1.0] * 15, "too few values: 15"), ([1.0] * 50 + [math.nan], "not finite"), ([math.inf] * 50, "not finite"),
 ])
-def test_laws_says_what_it_cannot_fit(tmp_path, values, why):
+def test_laws_reports_what_it_cannot_fit(tmp_path, values, why):
     path = floats(tmp_path / "a", values)
     tensor, = answer("laws", path)["tensors"]
     assert tensor["why"].startswith(why) and "laws" not in tensor and tensor["values"] == len(values)
     assert why in laconic("laws", path).stdout
 
 
-def test_laws_of_equal_and_of_tiny_tensors(tmp_path):
+def test_laws_handles_equal_and_tiny_tensors(tmp_path):
     """Equal magnitudes have no spread: what the codec does not fit is null."""
     tensor, = answer("laws", floats(tmp_path / "a", [2.0, -2.0] * 8))["tensors"]
     assert tensor["laws"]["gamma"] is None and tensor["laws"]["pareto"] is None
@@ -489,7 +489,7 @@ def test_laws_of_equal_and_of_tiny_tensors(tmp_path):
     (["{file}", "--calls", "0"], "invalid_argument", "--calls"),
     ([], "invalid_argument", "files"),
 ])
-def test_laws_errors(tmp_path, words, name, message):
+def test_laws_errors_are_reported(tmp_path, words, name, message):
     paths = {"file": floats(tmp_path / "file", [1.0] * 8), "odd": tmp_path / "odd"}
     paths["odd"].write_bytes(bytes(7))
     error = failure(USAGE, "laws", *[word.format(**paths) for word in words])
@@ -499,7 +499,7 @@ def test_laws_errors(tmp_path, words, name, message):
 # ---- doctor ----
 
 
-def test_doctor():
+def test_doctor_passes():
     report = answer("doctor")
     assert report["ok"] is True
     assert report["isa"]["chosen"] == report["isa"]["available"][-1]
@@ -509,7 +509,7 @@ def test_doctor():
     assert "usable       yes" in text and "python -m laconic.doctor" in text[-1]
 
 
-def test_doctor_says_what_nccl_is_here_and_why_it_cannot_run(tmp_path):
+def test_doctor_reports_nccl_and_why_it_cannot_run(tmp_path):
     done = laconic("doctor", env={"LACONIC_NCCL_LIB": "/nonexistent/libnccl.so.2"})
     assert re.search(r"^NCCL +no: NCCL cannot be used: /nonexistent/libnccl.so.2: cannot open", done.stdout, re.M)
     fake = BINARY.parents[1] / "lib" / "liblaconic_fake_nccl.so"

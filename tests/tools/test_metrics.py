@@ -127,7 +127,7 @@ def text_of(metrics):
 
 
 @pytest.mark.parametrize("read", [with_regular_expressions, with_prometheus_client])
-def test_figures_are_those_of_the_datagrams(has_metrics, serving, read):
+def test_figures_match_datagrams(has_metrics, serving, read):
     metrics, workers = busy_server(serving)
     wanted = {(name, frozenset(job_of(label) if isinstance(label, str) else label for label in labels)): value
               for (name, labels), value in WANTED.items()}
@@ -142,7 +142,7 @@ def test_figures_are_those_of_the_datagrams(has_metrics, serving, read):
     assert found["laconic_server_datagrams_total", frozenset()] == 16  # eight of registration
 
 
-def test_clients_that_never_end_their_request_keep_nobody_waiting_for_long(has_metrics, serving):
+def test_unfinished_requests_delay_no_client_for_long(has_metrics, serving):
     _, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
     host, port = said["metrics"].rsplit(":", 1)
     slow = [socket.create_connection((host, int(port))) for _ in range(60)]
@@ -153,7 +153,7 @@ def test_clients_that_never_end_their_request_keep_nobody_waiting_for_long(has_m
         client.close()
 
 
-def test_sums_that_went_out_once_are_counted(has_metrics, serving):
+def test_multicast_sums_are_counted(has_metrics, serving):
     _, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--multicast", "239.7.4.2")
     host, port = said["serving"].rsplit(":", 1)
     workers = hand_worker.job((host, int(port)), 0x3333333333333333, 2)
@@ -175,7 +175,7 @@ def test_two_servers_cannot_have_one_port(has_metrics, serving):
         assert done.returncode == BAD_ANSWER and text in done.stderr, done.stderr
 
 
-def test_without_prometheus_cpp_the_reason_is_told():
+def test_missing_prometheus_cpp_is_reported():
     found = json.loads(laconic("serve", "--check", "--json").stdout)["metrics"]
     if found["works"]:
         pytest.skip("this build has metrics")

@@ -114,7 +114,7 @@ def run():
     return times[:400], second_dc2(times[:400])
 
 
-def test_equal_decisions(tmp_path, run):
+def test_equal_decisions_are_reported(tmp_path, run):
     times, decisions = run
     assert len(decisions) > 20
     path = tmp_path / "run.jsonl"
@@ -129,7 +129,7 @@ def test_equal_decisions(tmp_path, run):
     assert text.returncode == 0 and text.stdout.endswith(f"400 steps, {len(decisions)} decisions: equal\n")
 
 
-def test_the_first_difference(tmp_path, run):
+def test_first_difference_is_shown(tmp_path, run):
     times, decisions = run
     decisions[5] = {**decisions[5], "to": decisions[5]["to"] * 0.999}
     path = tmp_path / "run.jsonl"
@@ -142,7 +142,7 @@ def test_the_first_difference(tmp_path, run):
     assert laconic("replay", path).returncode == 1
 
 
-def test_another_control(tmp_path, run):
+def test_another_control_is_compared(tmp_path, run):
     path = tmp_path / "run.jsonl"
     path.write_text(record(*run))
     done = laconic("replay", path, "--control", "schedule:0=0.01,100=0.02", "--json")
@@ -155,7 +155,7 @@ def test_another_control(tmp_path, run):
     assert "did you mean 'dc2'?" in json.loads(done.stdout)["error"]["hint"]
 
 
-def test_a_decision_is_of_the_rules_of_its_part(tmp_path, run):
+def test_decision_follows_rules_of_its_part(tmp_path, run):
     """Where settings were replaced while it ran, a record's parts have other rules, and may have more."""
     times, decisions = run
     later = second_dc2(times, first=400)
@@ -174,7 +174,7 @@ def test_a_decision_is_of_the_rules_of_its_part(tmp_path, run):
 
 
 @pytest.mark.parametrize("cut", [1, 40, 20000])
-def test_a_cut_record_is_refused_with_its_line(tmp_path, run, cut):
+def test_truncated_record_is_refused_with_its_line(tmp_path, run, cut):
     path = tmp_path / "run.jsonl"
     whole = record(*run)
     path.write_text(whole[:-cut])
@@ -184,11 +184,11 @@ def test_a_cut_record_is_refused_with_its_line(tmp_path, run, cut):
     assert json.loads(done.stdout)["error"]["message"].startswith(f"line {last}: ")
 
 
-def test_no_file():
+def test_missing_file_is_reported():
     assert laconic("replay", "/nowhere.jsonl").returncode == 2
 
 
-def test_controls_as_json():
+def test_controls_print_json():
     answer = json.loads(laconic("list", "--controls", "--json").stdout)
     assert [c["name"] for c in answer["controls"]] == ["fixed", "dc2", "aimd", "bdp", "schedule", "replay"]
     assert set(answer["controls"][1]["keys"][0]) == {"name", "type", "default", "accepts", "help"}
@@ -199,13 +199,13 @@ def test_controls_as_json():
     assert laconic("list", "--controls", "topk").returncode == 2
 
 
-def test_control_page_shows_what_list_prints():
+def test_control_page_matches_list():
     page = (ROOT / "docs/guide/control.md").read_text()
     assert laconic("list", "--controls", "--markdown").stdout.strip() in page, \
         "docs/guide/control.md is out of date: paste the output of `laconic list --controls --markdown`"
 
 
-def test_results_page_shows_what_the_loop_prints():
+def test_results_page_matches_loop():
     """In virtual time: the same on every machine."""
     bench = BINARY.with_name("control_loop_bench")
     if not bench.exists():

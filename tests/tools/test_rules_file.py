@@ -129,7 +129,7 @@ def by_command(folder, path):
 
 
 @pytest.mark.parametrize("name", GOOD, ids=whole)
-def test_a_file_is_the_same_rules_to_python_and_the_command(library, tmp_path, name):
+def test_file_gives_same_rules_to_python_and_command(library, tmp_path, name):
     from laconic.rules import given
 
     file = tmp_path / "rules.toml"
@@ -143,7 +143,7 @@ def test_a_file_is_the_same_rules_to_python_and_the_command(library, tmp_path, n
 
 
 @pytest.mark.parametrize("name", BAD, ids=whole)
-def test_a_bad_file_is_refused_by_python_and_the_command(library, tmp_path, name):
+def test_bad_file_is_refused_by_python_and_command(library, tmp_path, name):
     text, said = BAD[name]
     file = tmp_path / "rules.toml"
     file.write_bytes(text)
@@ -152,7 +152,7 @@ def test_a_bad_file_is_refused_by_python_and_the_command(library, tmp_path, name
     assert failure(BAD_ANSWER, "rules", file, "--parameters", "head:640")["message"].startswith(str(file))
 
 
-def test_both_readers_agree_on_what_somebody_mistyped(library, tmp_path):
+def test_both_readers_agree_on_typing_errors(library, tmp_path):
     from laconic.errors import LaconicError
     from laconic.rules import array_of, given
 
@@ -191,7 +191,7 @@ def rules(tmp_path):
     return file
 
 
-def test_which_parameter_is_whose(rules, tmp_path):
+def test_parameters_are_assigned_to_rules(rules, tmp_path):
     said = answer("rules", rules, "--parameters", "encoder.1.weight:16384,encoder.0.bias:256,head:640,a:b:7")
     assert [(rule["spec"], rule["parameters"], rule["elements"]) for rule in said["rules"]] == [
         ("int8", ["encoder.1.weight"], 16384), ("fp16", ["encoder.0.bias"], 256), ("none", ["head", "a:b"], 647)]
@@ -203,7 +203,7 @@ def test_which_parameter_is_whose(rules, tmp_path):
     assert parameters[1:] == [["encoder.1.weight", "16384", "1", "int8"], ["encoder.0.bias", "256", "2", "fp16"], ["head", "640", "3", "none"]]
 
 
-def test_parameters_are_what_explain_gives(rules, tmp_path):
+def test_parameters_match_explain(rules, tmp_path):
     file = tmp_path / "explained.json"
     file.write_text(json.dumps({"spec": "topk", "parameters": [{"name": name, "elements": elements(size), "codec": "topk"} for name, size in MODEL.items()]}))
     model = tmp_path / "model.json"
@@ -213,7 +213,7 @@ def test_parameters_are_what_explain_gives(rules, tmp_path):
     assert said["rules"][1]["parameters"] == ["encoder.0.weight", "encoder.0.bias"] and said["rules"][1]["elements"] == 16640
 
 
-def test_a_name_that_a_file_has_twice_has_its_last_shape(tmp_path):
+def test_repeated_name_has_its_last_shape(tmp_path):
     rules, model = tmp_path / "rules.toml", tmp_path / "model.json"
     rules.write_text('[[rule]]\nmatch = "*"\n')
     model.write_text('{"head": 1, "tail": [2, 3], "head": [4, 5]}')
@@ -240,7 +240,7 @@ def test_a_name_that_a_file_has_twice_has_its_last_shape(tmp_path):
     ({"parameters": [{"name": "head"}]}, 'without "name" or "elements"'),
     ("{", "parse error at line 1"),
 ])
-def test_parameters_that_are_none(rules, tmp_path, words, said):
+def test_invalid_parameters_are_refused(rules, tmp_path, words, said):
     if not isinstance(words, str) or words[:1] == "{":
         file = tmp_path / "model.json"
         file.write_text(words if isinstance(words, str) else json.dumps(words))
@@ -249,6 +249,6 @@ def test_parameters_that_are_none(rules, tmp_path, words, said):
     assert said in error["message"] and ".json" in error["hint"]
 
 
-def test_a_file_that_is_not_there_is_a_usage_error(tmp_path):
+def test_missing_file_is_usage_error(tmp_path):
     assert "cannot open" in failure(USAGE, "rules", tmp_path / "none.toml")["message"]
     assert "cannot read" in failure(USAGE, "rules", tmp_path)["message"]

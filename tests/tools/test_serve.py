@@ -53,7 +53,7 @@ def test_check_names_every_back_end():
     assert serve("--check").stdout.count("\n") >= 4
 
 
-def test_a_token_is_32_random_bytes_for_its_owner(tmp_path):
+def test_token_is_32_random_bytes_for_its_owner(tmp_path):
     paths = [tmp_path / "a", tmp_path / "b"]
     for path in paths:
         assert serve("--new-token", path).returncode == FINE
@@ -81,12 +81,12 @@ def test_a_token_is_32_random_bytes_for_its_owner(tmp_path):
     (("--bind", "127.0.0.1:0", "--token", "/nowhere/token"), USAGE, "/nowhere/token"),
     (("--bind", "127.0.0.1:0", "--token", __file__), USAGE, "not a file of 32 bytes"),
 ])
-def test_what_is_refused(words, status, text):
+def test_impossible_options_are_refused(words, status, text):
     done = serve(*words)
     assert done.returncode == status and text in done.stderr and done.stdout == ""
 
 
-def test_xdp_says_why_not():
+def test_xdp_reports_why_it_cannot_run():
     row = next(row for row in json.loads(serve("--check", "--json").stdout)["back_ends"] if row["io"] == "xdp")
     text = "there is no interface 'nowhere'" if row["works"] else row["why"].split(";")[0]
     done = serve("--bind", "127.0.0.1:0", "--io", "xdp", "--interfaces", "nowhere")
@@ -99,7 +99,7 @@ def exchange(sock, address, data):
     return sock.recv(2048)
 
 
-def test_tags_over_headers_are_not_enough_for_auth_full(serving):
+def test_header_tags_are_refused_under_auth_full(serving):
     _, address, _ = serving("--bind", "127.0.0.1:0", "--auth", "full")
     job, instance, token = 7, 9, bytes(32)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -118,7 +118,7 @@ def test_tags_over_headers_are_not_enough_for_auth_full(serving):
 
 
 @pytest.mark.parametrize("io", ["auto", "mmsg"])
-def test_a_job_of_one_worker_by_hand(serving, tmp_path, io):
+def test_job_of_one_worker_by_hand(serving, tmp_path, io):
     serve("--new-token", tmp_path / "token")
     token = (tmp_path / "token").read_bytes()
     process, address, said = serving("--bind", "127.0.0.1:0", "--token", tmp_path / "token", "--io", io)
@@ -161,7 +161,7 @@ def status_of(process):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone has something to give up")
 @pytest.mark.parametrize("words", [(), ("--metrics", "127.0.0.1:0")], ids=["alone", "metrics"])
-def test_root_becomes_nobody_and_goes_on(serving, words):
+def test_root_becomes_nobody_and_continues(serving, words):
     if words and not json.loads(serve("--check", "--json").stdout)["metrics"]["works"]:
         pytest.skip("no metrics in this build")
     process, address, _ = serving("--bind", "127.0.0.1:0", *words)
@@ -175,7 +175,7 @@ def test_root_becomes_nobody_and_goes_on(serving, words):
 
 
 @pytest.mark.parametrize("mode, warned", [(0o600, False), (0o640, False), (0o644, True)])
-def test_a_token_that_everybody_may_read_is_named(tmp_path, mode, warned):
+def test_world_readable_token_is_named(tmp_path, mode, warned):
     path = tmp_path / "token"
     path.write_bytes(bytes(range(1, 33)))
     path.chmod(mode)
@@ -186,7 +186,7 @@ def test_a_token_that_everybody_may_read_is_named(tmp_path, mode, warned):
     assert ("everybody on this machine may read it" in process.communicate(timeout=280)[1]) == warned
 
 
-def test_a_second_server_at_the_port_is_refused(serving):
+def test_second_server_at_the_port_is_refused(serving):
     _, (host, port), _ = serving("--bind", "127.0.0.1:0")
     second = serve("--bind", f"{host}:{port}")
     assert second.returncode == BAD_ANSWER and "another server, has this port" in second.stderr
@@ -199,7 +199,7 @@ def heap(process):
     return 0 if where is None else 1024 * next(int(line.split()[1]) for line in lines[where:] if line.startswith("Rss:"))
 
 
-def test_what_jobs_had_goes_back_to_the_system(serving):
+def test_memory_of_ended_jobs_is_returned(serving):
     """Sockets and rings of jobs that have ended, also where something lives above them in the heap. Once a large ring was
     freed, malloc takes large ones from the heap."""
     process, address, _ = serving("--bind", "127.0.0.1:0")

@@ -19,7 +19,7 @@ def command_line():
     return re.search(r"^ExecStart=(.+)$", UNIT.read_text(encoding="utf-8"), re.M)[1].split()
 
 
-def test_the_token_is_a_credential():
+def test_token_is_a_credential():
     text = UNIT.read_text(encoding="utf-8")
     name = re.search(r"^LoadCredential=([\w.]+):", text, re.M)[1]
     assert f"--token %d/{name}" in text
@@ -27,7 +27,7 @@ def test_the_token_is_a_credential():
 
 
 @pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
-def test_the_command_takes_its_words(tmp_path):
+def test_command_takes_its_options(tmp_path):
     program, command, *words = command_line()
     assert Path(program).name == "laconic" and command == "serve"
     known = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, timeout=280).stdout
@@ -50,6 +50,6 @@ def test_the_command_takes_its_words(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_knows_its_keys():
+def test_systemd_accepts_unit_keys():
     done = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True, timeout=280)
     assert not re.search(r"Unknown (key|section|lvalue)|Failed to parse", done.stdout + done.stderr), done.stderr

@@ -7,4 +7,4 @@ from _launch import run_test
 NEEDS = ["keras", "scikit-learn"]
 
 if __name__ == "__main__":
-    run_test("test_session.py::test_the_examples_reach_one_processs_accuracy[keras_train-tensorflow]")
+    run_test("test_session.py::test_examples_reach_accuracy_of_one_process[keras_train-tensorflow]")
