@@ -117,6 +117,12 @@ def test_decisions_are_numbered_without_a_gap():
         assert text_of("docs", "decisions", name).startswith(f"# {name[:4]} ")
 
 
+def test_decisions_are_short():
+    """Decision, reasons, consequence. What was measured on the way stands in the commit."""
+    for page in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
+        assert len(page.read_text(encoding="utf-8").splitlines()) <= 40, page.name
+
+
 def test_named_tests_exist():
     """`Suite.Name` and `python/tests/file.py::test` in the documents."""
     sources = "".join(p.read_text(encoding="utf-8") for folder in ("tests", "lab/tests")
