@@ -204,9 +204,7 @@ inline int32_t something(const char* text) {
 inline std::span<const Function> library_functions() {
   static const Function kList[] = {
       {"laconic_abi_version", Gives::value,
-       [](Objects&, Arguments&) -> int32_t { return something(laconic_abi_version() != 0); }}
-      // namespace laconic::test
-      ,
+       [](Objects&, Arguments&) -> int32_t { return something(laconic_abi_version() != 0); }},
       {"laconic_version", Gives::value,
        [](Objects&, Arguments&) -> int32_t { return something(laconic_version()); }},
       {"laconic_build_info", Gives::value,
