@@ -21,8 +21,8 @@ in_turn() {
   fi
 }
 
-about_layers="who includes whom; no class grows beyond its budget"
-section_layers() { scripts/check_layers && scripts/check_classes; }
+about_layers="who includes whom; no class grows beyond its budget; subjects of commits"
+section_layers() { scripts/check_layers && scripts/check_classes && scripts/check_commits; }
 
 about_format="clang-format 14"
 section_format() { scripts/format --check; }
