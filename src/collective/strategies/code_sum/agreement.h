@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What ranks have to agree on before they encode: float32 of which the largest of all ranks is
-// taken. It is gathered and reduced here; no engine takes a maximum.
+// The values that ranks agree on before they encode: for thc each unit's norm, as float32, of which
+// the largest of all ranks counts. A unit is a parameter that a codec compresses. Norms are
+// gathered and reduced here, because no engine takes a maximum.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// How codes travel that are summed without decoding (code_lanes.cc defines them): as int32 lanes
-// that an engine adds, or as granules to an aggregation server. The strategy is the same for both.
+// How codes travel. A code is the integer that a codec makes of an element; codes of all ranks are
+// summed without decoding. An engine adds them as fields of int32, or an aggregation server adds
+// them in granules, blocks that fit into a datagram. The strategy is the same for both.
 #pragma once
 
 #include <cstdint>

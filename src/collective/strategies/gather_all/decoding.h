@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The decoding of registered codecs in gather_all. They are the program's own, and their callbacks
-// may fail: means are decoded into memory of their own, and one more round tells every rank whether
-// all could decode.
+// Registered codecs in gather_all. A registered codec is the program's own, a table of callbacks,
+// which may fail. Means are therefore decoded into separate memory, and one more round reports to
+// every rank whether all could decode.
 #pragma once
 
 #include <optional>

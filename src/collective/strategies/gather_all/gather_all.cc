@@ -5,12 +5,12 @@
 // A unit is a parameter, or a range of one. A payload is the bytes that a codec makes of a unit; a
 // bundle is all payloads of one rank for the bucket, after one header. Parameters that no codec
 // compresses are in the bundle as float32, its lane segment. Every rank decodes all n bundles and
-// adds them in rank order, so all ranks compute the same mean. A rank sends (n - 1) * S bytes for a
-// bundle of S bytes.
+// adds them in rank order, so all ranks compute the same mean. Of n ranks each sends (n - 1) * S
+// bytes for a bundle of S bytes.
 //
 // Where a codec's lengths vary, the capacity of a bundle is predicted. One that does not fit is
 // only a header with its length, and the round is repeated for it. A registered codec may fail
-// while it decodes: one more round tells every rank whether all could decode, and until then
+// while it decodes: one more round reports to every rank whether all could decode, and until then
 // gradients and residuals do not change.
 #include "aggregate/mean.h"
 #include "collective/exchange/bucket_plan.h"

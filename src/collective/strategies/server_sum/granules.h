@@ -2,9 +2,10 @@
 //
 // One rank's contributions to an aggregation server, and the sums that come back.
 //
-// A granule is the unit of both: a block of lanes that fits into a datagram. Its result carries the
-// sum and a bitmap of the ranks that are in it, the same on all ranks. A rank that is not in a sum
-// puts its contribution back.
+// A contribution is sent in granules: blocks of integers, each of which fits into a datagram. The
+// result of a granule is the sum and a bitmap of the ranks in it, the same on all ranks. A rank
+// that is not in a sum puts its contribution back into its residual, what error feedback keeps for
+// later.
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,8 @@
 //
 // The server adds integers, so a value travels as 32-bit fixed point (pipeline/fixed_point.h): a
 // multiple of a step that follows from the range, a bound on the parameter's magnitude that is the
-// same on all ranks. These lanes have granules of their own, before those of codes.
+// same on all ranks. A granule is a block of such integers that fits into a datagram; those of
+// parameters without a codec come before those of codes, the integers that a codec makes.
 #pragma once
 
 #include <cstdint>

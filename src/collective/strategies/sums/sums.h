@@ -3,7 +3,8 @@
 // The state machine of strategies whose payloads are summed on the way: native_sum, code_sum,
 // server_sum.
 //
-// A part is what is summed in one way: a bucket's float lanes, or its codes. A round is what can be
+// A payload is the elements that a codec makes of a parameter: floats, or integers called codes. A
+// part is what is summed in one way: a bucket's floats, or its codes. A round is what can be
 // sent before another sum is known (PowerSGD: P, then Q). The steps of a round of both parts go out
 // in one batch, and a part's next round waits for the other part.
 //

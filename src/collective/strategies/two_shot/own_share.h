@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a rank contributes to the means that it takes itself: no network is in between, so where its
-// codec keeps a residual nothing is encoded, the contribution counts exactly, and the residual of
-// that range stays zero.
+// A rank's contribution to the means that it takes itself, as the owner of a range. No network is
+// in between: if its codec keeps a residual, nothing is encoded, the contribution counts exactly,
+// and the residual of that range stays zero.
 #pragma once
 
 #include <cstring>

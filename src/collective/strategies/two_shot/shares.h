@@ -1,8 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A share is what goes to one owner and comes back from it: its units, its part of the lane segment
-// and the bounds of its bundles. Shares follow from the layout alone, so all ranks know them. They
-// grow with the number of ranks, not with its square.
+// An owner is the rank that takes the mean of some ranges of parameters, its units. A bundle is all
+// payloads of one rank for one receiver; the parameters that no codec compresses are in it as
+// float32, the lane segment. A share is what goes to one owner and comes back from it: its units,
+// its part of the lane segment and the bounds of its bundles. Shares follow from the layout alone,
+// so all ranks know them. They grow with the number of ranks, not with its square.
 #pragma once
 
 #include <vector>

@@ -2,13 +2,14 @@
 //
 // two_shot: the mean is taken by owners, each for its ranges, and comes back encoded again.
 //
-// A unit is a range of a parameter, and its owner is the rank that takes its mean; every parameter
-// of at least n times the codec's granule is cut into n ranges. A bundle is all payloads of one
-// rank for one receiver, after one header. On the way up every rank sends each owner the bundle of
-// its ranges (one all-to-all). The owner decodes, adds in rank order and encodes the mean with a
-// residual of its own. On the way down it sends that to all ranks (one all-gather), which decode
-// the same bytes. Two rounds; a rank sends 2(n - 1)/n * S bytes for payloads of S bytes, whatever
-// the number of ranks.
+// A unit is a range of a parameter, and its owner is the rank that takes its mean. A granule is the
+// number of elements that a codec encodes together; every parameter of at least n granules is cut
+// into n ranges, where n is the number of ranks. A bundle is all payloads of one rank for one
+// receiver, after one header. On the way up every rank sends each owner the bundle of its ranges
+// (one all-to-all). The owner decodes, adds in rank order and encodes the mean with a residual of
+// its own. On the way down it sends that to all ranks (one all-gather), which decode the same
+// bytes. Two rounds; a rank sends 2(n - 1)/n * S bytes for payloads of S bytes, whatever the number
+// of ranks.
 //
 // No round carries only sizes. Where lengths are predicted, an owner's bundle repeats the largest
 // length that it received, and a payload that exceeded its capacity is sent again.

@@ -3,9 +3,9 @@
 // Float32 for some parameters of a bucket whose others are compressed.
 //
 // A class is the parameters of one rule; a leg is what travels of a bucket by one strategy. A
-// control policy may have chosen float32 for some classes and not for others: those are this leg,
-// lanes of float32 in one all-reduce, in the same batch as the steps of the other legs. Lanes are
-// copies, so that the gradient stays until its mean has arrived. In their order:
+// control policy may have chosen float32 for some classes and not for others: those are this leg.
+// It is one all-reduce of float32, in the same batch as the steps of the other legs. Its elements,
+// called lanes, are copies, so that the gradient stays until its mean has arrived. In their order:
 //     parameters, divided by the number of ranks | flush request | reports
 #include <algorithm>
 
