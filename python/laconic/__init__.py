@@ -14,8 +14,9 @@ from ._lib import lib as _clib
 from .attach import attach, handle_of, handles
 from .benchmark import bench
 from .checkpointable import checkpointable
-from .codec import Codec, Frame, Residual, codecs
+from .codec import Codec, Frame, Residual
 from .errors import LaconicError
+from .listing import codecs
 from .registered import register
 from .session import Session
 

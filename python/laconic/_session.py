@@ -17,14 +17,6 @@ from .rules import array_of
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3, "server_sum": 4}
 #: of a flush
 MOST_STEPS = 65535
-
-
-def gather_texts(engine, text: str, limit: int = 500) -> list[str]:
-    """Every rank's text, cut to `limit` bytes, in rank order."""
-    texts = engine.gather_bytes(text.encode()[:limit].ljust(limit, b"\0"))
-    return [texts[limit * r : limit * (r + 1)].rstrip(b"\0").decode(errors="replace") for r in range(engine.world)]
-
-
 #: why a world of one compresses nothing, as the library says it
 ALONE = "one rank exchanges nothing: gradients pass through"
 #: exchanges in flight at a time, and float32 bytes of the parts that buckets are cut into

@@ -18,9 +18,9 @@ import weakref
 
 from . import _lib, environment, errors
 from ._checks import text
-from ._session import CSession, gather_texts
 from .background import Background
 from .errors import LaconicError
+from .texts import gather_texts
 
 #: seconds that a rank waits at attach for the servers and the others
 JOIN = 60.0
@@ -96,8 +96,8 @@ class Servers:
         return [addresses, self.quorum, self.deadline_ms, self.auth, self.multicast,
                 hashlib.sha256(b"laconic token" + secret).hexdigest()[:16]]
 
-    def join(self, inner, session: CSession) -> AggregatingEngine:
-        """Registers with all servers, all ranks together, and gives the engine that uses them. One rank's trouble is every rank's
+    def join(self, inner, session) -> AggregatingEngine:
+        """Registers a CSession with all servers, all ranks together, and gives the engine that uses them. One rank's trouble is every rank's
         LaconicError, its cause before what others have seen of it."""
         number = int.from_bytes(inner.gather_bytes(secrets.token_bytes(8))[:8], "little")
         failure = None

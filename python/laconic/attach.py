@@ -11,9 +11,8 @@ import weakref
 
 from . import environment, errors
 from .codec import spec_with
+from .environment import DISABLED
 from .errors import LaconicError
-
-DISABLED = "LACONIC_DISABLE=1"
 
 #: wrapper → its handle, in the order of attach
 _attached: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -66,14 +65,6 @@ def _wrapper_in(module):
 
     held = [m for m in module.modules() if isinstance(m, DistributedDataParallel)] if isinstance(module, torch.nn.Module) else []
     return held[0] if len(held) == 1 else None
-
-
-def _speaks_for_node() -> bool:
-    """One process per node reports what it found in the environment."""
-    import torch.distributed as dist
-
-    local = os.environ.get("LOCAL_RANK")
-    return local == "0" if local is not None else dist.get_rank() == 0
 
 
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
@@ -138,11 +129,12 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     if disabled:
         _attached[wrapper] = PassThrough()
         return _attached[wrapper]
-    if _speaks_for_node():
+    from . import ddp
+    from .group import speaks_for_node
+
+    if speaks_for_node():
         environment.report_unknown()
     chosen = spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
-    from . import ddp
-
     handle = ddp.attach(wrapper, meeting, stage, spec=functools.partial(spec_with, chosen, options), seed=seed, small_elements=small_elements,
                         strategy=strategy, down=down, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
                         rules=rules, control=control, record=record, aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))

@@ -22,7 +22,6 @@ import uuid
 import weakref
 
 from . import environment, errors
-from ._bootstrap import laconic_imports
 
 VARIABLE = "LACONIC_RUN"
 #: said in the group's store before attach; what other ranks say is quoted in errors
@@ -121,10 +120,6 @@ def start(options) -> None:
              "token": options.token and os.path.abspath(options.token), "quorum": options.quorum, "deadline_ms": options.deadline_ms,
              "auth": options.auth, "multicast": options.multicast, "met": _new_sign() if above is None else above.met}
     os.environ[VARIABLE] = json.dumps(given)
-    here = os.path.dirname(os.path.abspath(laconic_imports.__file__))
-    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, *(folder for folder in folders if folder != here)])
-    laconic_imports.install()
 
 
 def _options() -> types.SimpleNamespace:

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""One tensor to one self-describing frame and back: Codec, Residual, Frame, codecs()."""
+"""One tensor to one self-describing frame and back: Codec, Residual, Frame."""
 
 from __future__ import annotations
 
@@ -15,15 +15,6 @@ from ._checks import U32, U64, finite, text, whole
 from .errors import LaconicError
 
 MAX_ELEMENTS = 2**28
-
-
-def codecs() -> dict[str, dict]:
-    """Name → {"class", "summary", "source", "params": [...], "contract": {...}} of every codec in this build.
-
-    "class" is that of GRACE's survey: quantization, sparsification, hybrid, low-rank, or cast and none.
-    """
-    listing = json.loads(_lib.lib.laconic_codecs_json().decode())["codecs"]
-    return {entry.pop("name"): entry for entry in listing}
 
 
 def _checked(function):

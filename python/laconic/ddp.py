@@ -13,11 +13,11 @@ import torch
 
 from . import errors, names, reports
 from ._session import Layout
-from .codec import codecs
 from .delivery import EndOfBackward, Sum
 from .driver import engine_failed
 from .engine import lend
 from .handle import Handle, PickledHandle, Settings, Steps
+from .listing import codecs
 from .opening import Opened, Parameters
 from .resumed import Resumed
 from .worker import DTYPES, Worker, result

@@ -11,6 +11,7 @@ import sys
 log = logging.getLogger("laconic")
 
 PREFIX = "LACONIC_"
+DISABLED = "LACONIC_DISABLE=1"
 KNOWN = {
     "LACONIC_SPEC": "the spec where the call gives none",
     "LACONIC_DISABLE": "1, true, yes or on, on all ranks: attach changes nothing, training is plain DDP",

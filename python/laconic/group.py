@@ -8,6 +8,7 @@ import datetime
 import itertools
 import json
 import logging
+import os
 import time
 import weakref
 
@@ -127,6 +128,12 @@ def _nobody_came(store, keys, rank, patience, error) -> LaconicError:
         return errors.error("engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
     return errors.error("timed_out", f"rank {listed(absent)} did not attach within {patience.total_seconds():g} s: was it started "
                         "without laconic?", "every rank of the group calls laconic.attach, or runs under laconic.run")
+
+
+def speaks_for_node() -> bool:
+    """One process per node reports what it found in the environment."""
+    local = os.environ.get("LOCAL_RANK")
+    return local == "0" if local is not None else dist.get_rank() == 0
 
 
 def listed(ranks: list[int], limit: int = 8) -> str:

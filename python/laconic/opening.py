@@ -11,13 +11,14 @@ import torch.distributed as dist
 
 from . import aggregation, errors, group, names, registered, trace
 from ._checks import U64, whole
-from ._session import ALONE, CSession, gather_texts
+from ._session import ALONE, CSession
 from .driver import cards_of_all
 from .emulate import limiter_from_environment
 from .environment import place
 from .errors import LaconicError
 from .lane import SharedLane
 from .rules import chosen, given
+from .texts import gather_texts
 from .worker import Worker
 
 

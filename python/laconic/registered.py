@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from . import _arrays, _lib, errors
 from ._checks import U32, U64, finite, whole
+from .listing import codecs
 
 _classes: dict[str, type] = {}
 
@@ -74,8 +75,6 @@ def register(codec: type) -> type:
                                "encode(self, array) -> bytes, decode(self, data, out)")
     if getattr(codec, "feedback", True) not in (True, False, "never"):
         raise errors.error("invalid_argument", f"{codec.__name__}.feedback is {codec.feedback!r}", 'True, False or "never"')
-    from .codec import codecs
-
     if name in codecs():
         raise errors.error("invalid_argument", f"{name} is a codec of laconic", "choose another name")
     if _arrays.numpy_or_none() is None:

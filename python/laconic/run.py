@@ -13,6 +13,7 @@ import runpy
 import sys
 
 from . import automatic
+from ._bootstrap import laconic_imports
 from ._checks import U64
 
 
@@ -64,9 +65,18 @@ def _parse(arguments):
     return parser.parse_args(arguments)
 
 
+def _listen_for_torch() -> None:
+    """In this process and in the Python processes that it starts."""
+    here = os.path.dirname(os.path.abspath(laconic_imports.__file__))
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, *(folder for folder in folders if folder != here)])
+    laconic_imports.install()
+
+
 def main(arguments=None) -> None:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     automatic.start(options)  # under LACONIC_DISABLE=1 too: attach then tells the ranks where it is not set
+    _listen_for_torch()
     sys.argv = [options.script, *options.arguments]
     ended = "failed"
     try:

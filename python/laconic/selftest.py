@@ -24,10 +24,10 @@ import torch.distributed as dist
 
 from . import _lib, staging
 from ._session import CSession, Layout
-from .codec import codecs
 from .driver import cards_of_all
 from .engine import Engine
 from .errors import LaconicError
+from .listing import codecs
 from .worker import DTYPES, Worker
 
 RANKS = (2, 4, 8)

@@ -13,7 +13,7 @@ import torch
 
 from . import _lib
 from ._checks import whole
-from ._session import CSession, Layout, gather_texts
+from ._session import CSession, Layout
 from .commands import Commands
 from .counters import Counters, Reports
 from .delivery import EndOfBackward
@@ -23,6 +23,7 @@ from .exchanges import Exchanges, Job
 from .lane import Lane
 from .residuals import Residuals
 from .staging import HostStage, InPlace
+from .texts import gather_texts
 
 DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code not in (_lib.U8, _lib.I32)}
 #: steps between two looks at what nobody may have asked for: the counters include a norm, a pass over all residuals

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import laconic
 from laconic import environment, files
-from laconic.attach import PassThrough
+from laconic.attach import PassThrough, handle_of
+from laconic.attach import attach as attach_wrapper
 from laconic.errors import LaconicError
 from laconic.group import listed
 from laconic.state import fingerprint
@@ -39,10 +39,10 @@ def attach(model, spec: str | None, options: dict, ours, why: str):
     wrapped = isinstance(model, DistributedDataParallel)
     if world() == 1 and not wrapped:
         return say_once("one process exchanges nothing: LaconicCallback does not attach", logging.INFO)
-    handle = laconic.handle_of(model)
+    handle = handle_of(model)
     if handle is None:
         try:
-            return laconic.attach(model, spec, **options)  # in any case: the other ranks hear of a rank that has no wrapper
+            return attach_wrapper(model, spec, **options)  # in any case: the other ranks hear of a rank that has no wrapper
         except LaconicError as error:
             if error.name != "unsupported" or wrapped:
                 raise

@@ -13,7 +13,6 @@ from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
-import laconic
 from laconic.ddp import other_hook
 
 from . import _shared

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from .. import environment, errors
 from .._checks import U64, whole
 from .._session import PART, WINDOW
-from ..attach import DISABLED, _speaks_for_node
+from ..environment import DISABLED
 from ..errors import LaconicError
-from ..group import Meeting
+from ..group import Meeting, speaks_for_node
 from ..names import of_rules
 from ..rules import given
 from . import saved, settings
@@ -98,7 +98,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if world == 1:
             self._work: Alone | Spread = Alone(trained, plain, clip_norm=clip_norm, scaler=scaler)
         else:
-            if _speaks_for_node():
+            if speaks_for_node():
                 environment.report_unknown()
             del plain
             said = settings.text({"the optimizer": self._name, "push": push, "pull": pull, "clip_norm": repr(clip_norm),
