@@ -79,7 +79,7 @@ class Learner:
 
     def _watch(self, engine) -> None:
         """Counts what is sent to other ranks on each way: pushes are all-to-all, pulls go to all."""
-        from laconic import _lib
+        from laconic.core import _lib
 
         start = engine.start
 

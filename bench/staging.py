@@ -34,9 +34,9 @@ STEPS = 15
 
 def worker_of(engine, stage, spec: str, buckets: int, elements: int, threads: int = 1):
     """A worker for that many parameters of that many elements (rows of 1024), each a bucket."""
-    from laconic._session import CSession, Layout
-    from laconic.driver import cards_of_all
-    from laconic.worker import Worker
+    from laconic.exchange.csession import CSession, Layout
+    from laconic.exchange.driver import cards_of_all
+    from laconic.exchange.worker import Worker
 
     shapes = [(f"p{i}", (max(elements >> 10, 1), min(elements, 1024))) for i in range(buckets)]
     session = CSession(spec, shapes, rank=engine.rank, world=engine.world, seed=0, small_elements=0, strategy="auto",
@@ -64,7 +64,7 @@ def extra_of_a_step(engine, device) -> dict:
     """64 MiB of gradients by 3lc: a staged step beside one on the CPU, in turn, and memcpy of as much."""
     import torch
 
-    from laconic import staging
+    from laconic.exchange import staging
 
     elements, buckets = 2 * MI, 8
     arms = []
@@ -89,7 +89,7 @@ def overlap(engine, device) -> dict:
     """Eight buckets of about 5 ms of codec work each; on the pretend device 5 ms a copy."""
     import torch
 
-    from laconic import staging
+    from laconic.exchange import staging
 
     copy = 0.005
     elements = MI
@@ -157,7 +157,7 @@ def rank_of(rank: int, folder: str, device: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-    from laconic.engine import Engine
+    from laconic.engines.c10d import Engine
 
     engine = Engine(dist.group.WORLD)
     here = torch.empty(1, device=device).device

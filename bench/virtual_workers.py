@@ -18,8 +18,8 @@ from programs import ROOT
 
 sys.path.insert(0, str(ROOT / "python"))
 
-from laconic import _lib  # noqa: E402
-from laconic._session import CSession, Layout  # noqa: E402
+from laconic.core import _lib  # noqa: E402
+from laconic.exchange.csession import CSession, Layout  # noqa: E402
 
 LANES = {_lib.F32: numpy.float32, _lib.I32: numpy.int32}
 #: seconds after which a late worker comes in any case: one that was left out four exchanges in a row is waited for

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Rules as users write them: a TOML file with a [[rule]] for each. Takes and refuses what
-// python/laconic/rules.py does; tests/tools/test_rules_file.py feeds both the same files.
+// python/laconic/exchange/rules.py does; tests/tools/test_rules_file.py feeds both the same files.
 #pragma once
 
 #include <string>

@@ -32,7 +32,7 @@ class Zeros:
 
 
 def swap(message: torch.Tensor, received: list[torch.Tensor]) -> None:
-    """The message to every other rank and theirs from them, all at once, as laconic.engine does it: torch's all-to-all takes
+    """The message to every other rank and theirs from them, all at once, as laconic.engines.c10d does it: torch's all-to-all takes
     longer where messages are long."""
     rank, world = dist.get_rank(), dist.get_world_size()
     works = [dist.irecv(received[k - 1], (rank - k) % world) for k in range(1, world)]

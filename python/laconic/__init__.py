@@ -10,15 +10,15 @@
 
 from __future__ import annotations
 
-from ._lib import lib as _clib
-from .attach import attach, handle_of, handles
-from .benchmark import bench
-from .checkpointable import checkpointable
-from .codec import Codec, Frame, Residual
-from .errors import LaconicError
-from .listing import codecs
-from .registered import register
-from .session import Session
+from .codec.benchmark import bench
+from .codec.codec import Codec, Frame, Residual
+from .codec.listing import codecs
+from .codec.registered import register
+from .core._lib import lib as _clib
+from .core.errors import LaconicError
+from .ddp.attach import attach, handle_of, handles
+from .ddp.checkpointable import checkpointable
+from .exchange.session import Session
 
 __version__ = _clib.laconic_version().decode()
 __all__ = ["Codec", "Frame", "LaconicError", "Residual", "Session", "ShardedOptimizer", "attach", "bench", "checkpointable", "codecs", "handle_of", "handles", "register",

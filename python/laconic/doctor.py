@@ -28,8 +28,9 @@ import time
 import warnings
 from pathlib import Path
 
-from . import _checks, _lib, _nccl, environment
-from .errors import LaconicError
+from .core import _checks, _lib, environment
+from .core.errors import LaconicError
+from .engines import _nccl
 
 #: characters of what a process that failed has written, for --json
 _MOST_SAID = 4000
@@ -205,7 +206,7 @@ def _rank(rank: int, folder: Path, patience: float) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from .attach import attach
+    from .ddp.attach import attach
 
     torch.set_num_threads(1)
     (folder / f"{rank}.ready").touch()
@@ -222,7 +223,7 @@ def _rank(rank: int, folder: Path, patience: float) -> None:
             for p in ddp.parameters():
                 p -= 0.1 * p.grad
                 p.grad = None
-    from .state import fingerprint
+    from .exchange.state import fingerprint
 
     hashes = handle.gather_texts(fingerprint(ddp.module.named_parameters()))
     ratio = handle.stats()["ratio"]

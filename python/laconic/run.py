@@ -12,9 +12,9 @@ import os
 import runpy
 import sys
 
-from . import automatic
-from ._bootstrap import laconic_imports
-from ._checks import U64
+from .core._checks import U64
+from .launch import automatic
+from .launch._bootstrap import laconic_imports
 
 
 def _whole(least: int):

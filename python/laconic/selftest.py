@@ -22,13 +22,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from . import _lib, staging
-from ._session import CSession, Layout
-from .driver import cards_of_all
-from .engine import Engine
-from .errors import LaconicError
-from .listing import codecs
-from .worker import DTYPES, Worker
+from .codec.listing import codecs
+from .core import _lib
+from .core.errors import LaconicError
+from .engines.c10d import Engine
+from .exchange import staging
+from .exchange.csession import CSession, Layout
+from .exchange.driver import cards_of_all
+from .exchange.worker import DTYPES, Worker
 
 RANKS = (2, 4, 8)
 STEPS = 20

@@ -14,7 +14,7 @@ import pytest  # noqa: E402, F401
 import torch.distributed  # noqa: E402, F401
 import training  # noqa: E402, F401
 
-import laconic.ddp  # noqa: E402, F401
+import laconic.ddp.hook  # noqa: E402, F401
 
 gc.collect()
 gc.freeze()  # a child's collections would copy all these pages and find nothing

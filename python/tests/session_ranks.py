@@ -17,7 +17,9 @@ from array import array
 from pathlib import Path
 
 import laconic
-from laconic import LaconicError, changes, environment
+from laconic import LaconicError
+from laconic.core import environment
+from laconic.exchange import changes
 
 MODEL = [("w1", (100, 64)), ("b1", 100), ("w2", (70, 100)), ("b2", (70,)), ("w3", (33, 5, 71)), ("none", (0,)), ("one", ())]
 ELEMENTS = sum(math.prod(shape if isinstance(shape, tuple) else (shape,)) for _, shape in MODEL)

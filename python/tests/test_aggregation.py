@@ -20,7 +20,8 @@ from launches import launch  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import aggregation, environment  # noqa: E402
+from laconic.core import environment  # noqa: E402
+from laconic.engines import aggregation  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not serving.BINARY.exists(), reason=f"{serving.BINARY} is not built")
 SPEC = "thc:block=256"

@@ -14,8 +14,8 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import worker as of_worker  # noqa: E402
-from laconic._session import Layout  # noqa: E402
+from laconic.exchange import worker as of_worker  # noqa: E402
+from laconic.exchange.csession import Layout  # noqa: E402
 
 
 class Many(torch.nn.Module):

@@ -150,7 +150,8 @@ def test_schedule_resumes_bit_for_bit(pools):
 
 
 def _lines(control, steps):
-    from laconic import changes, environment
+    from laconic.core import environment
+    from laconic.exchange import changes
 
     said, changes.APART = [], 0.0
     environment.say, kept = lambda line, level=0: said.append(line), environment.say
@@ -171,7 +172,8 @@ def test_every_change_logs_a_line_on_rank_0(pools):
 
 
 def test_rules_with_same_glob_are_distinguished(monkeypatch):
-    from laconic import changes, environment
+    from laconic.core import environment
+    from laconic.exchange import changes
 
     said = []
     monkeypatch.setattr(environment, "say", lambda line, level=0: said.append(line))
@@ -411,7 +413,7 @@ def test_session_without_torch_models_is_controlled(pools, tmp_path):
 
 
 def _told(record, steps):
-    from laconic import environment
+    from laconic.core import environment
 
     said = []
     environment.say, kept = lambda line, level=0: said.append(line), environment.say

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
-from laconic.delivery import EndOfBackward  # noqa: E402
+from laconic.exchange.delivery import EndOfBackward  # noqa: E402
 
 
 def test_values_arrive_before_ddp_asks_and_last_is_awaited_first():
@@ -101,7 +101,7 @@ def test_small_buckets_are_delivered_in_waiting_thread(pools, spec):
 
 def _callbacks_lent():
     """How many callbacks of a step, whose buckets PyTorch sums, the group's thread is to call."""
-    from laconic import ddp as front
+    from laconic.ddp import hook as front
 
     kept, lent = (front.AT_END, front.lend), []
     front.AT_END, front.lend = -1, lambda callback: (lent.append(None), kept[1](callback))

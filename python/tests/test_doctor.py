@@ -166,7 +166,7 @@ def nccl_line(tmp_path, **variables):
 @pytest.fixture
 def fake_nccl():
     """Its CUDA driver is the same library: the loader finds it before a real one."""
-    library = Path(laconic._lib.lib.path).parent / "liblaconic_fake_nccl.so"
+    library = Path(laconic.core._lib.lib.path).parent / "liblaconic_fake_nccl.so"
     if not library.exists():
         pytest.skip("the recording NCCL is not built: scripts/build release laconic_fake_nccl")
     return library

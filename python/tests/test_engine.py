@@ -17,7 +17,7 @@ import training  # noqa: E402
 def _train(spec, short):
     import torch.distributed as dist
 
-    from laconic.engine import Engine
+    from laconic.engines.c10d import Engine
 
     original = Engine._probe_short_sends
     if not short:
@@ -45,7 +45,7 @@ def test_exact_lengths_change_no_bit_and_repeat_no_round(ranks, spec):
 
 def test_started_work_is_awaited_if_batch_cannot_start():
     """Collectives in flight write to the exchange's memory."""
-    from laconic.engine import Engine
+    from laconic.engines.c10d import Engine
 
     class Work:
         waited = False
@@ -101,8 +101,8 @@ def _apart(features, kind, ragged, short):
 
     import torch.distributed as dist
 
-    from laconic import _lib
-    from laconic.engine import Engine
+    from laconic.core import _lib
+    from laconic.engines.c10d import Engine
 
     with training.engine_without(*features):
         engine = Engine(dist.new_group())
@@ -148,8 +148,8 @@ def _seconds_of_gathers():
 
     import torch.distributed as dist
 
-    from laconic.emulate import Limiter
-    from laconic.engine import Engine
+    from laconic.engines.emulate import Limiter
+    from laconic.engines.c10d import Engine
 
     class Noted(Limiter):
         def send(self, count):
@@ -175,8 +175,8 @@ def _ring(lengths):
     """Bytes to the next rank and from the one before; what arrived, and how many bytes left."""
     import torch.distributed as dist
 
-    from laconic import _lib
-    from laconic.engine import Engine
+    from laconic.core import _lib
+    from laconic.engines.c10d import Engine
 
     engine = Engine(dist.new_group())
     rank, world = engine.rank, engine.world
@@ -207,7 +207,8 @@ def test_process_exit_waits_for_thread_inside_torch(how, tmp_path):
         import sys
         import time
         import torch.distributed as dist
-        from laconic import background, faults
+        from laconic.core import background
+        from laconic.engines import faults
 
         class GoesSlowly:  # with the interpreter
             def __del__(self, sleep=time.sleep):
@@ -241,7 +242,7 @@ def test_process_exit_waits_for_backend_threads():
         atexit.register(lambda: os.write(1, b"end"))  # behind laconic's
         import torch
         import torch.distributed as dist
-        from laconic.engine import Engine
+        from laconic.engines.c10d import Engine
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         engine, ends, given = Engine(dist.group.WORLD), threading.Event(), []
@@ -276,7 +277,7 @@ def test_process_exit_waits_for_thread_still_in_interpreter():
         import threading
         import time
         atexit.register(lambda: os.write(1, b"end"))  # behind laconic's
-        import laconic.engine
+        import laconic.engines.c10d
 
         inside = threading.Event()
 
@@ -310,8 +311,8 @@ def test_leaked_objects_outlive_interpreter():
             os.write(1, b"held" if seen() is not None else b"gone")
 
         atexit.register(behind_laconics)
-        import laconic.engine
-        laconic.engine._given.add(weakref.ref(held[0]))
+        import laconic.engines.c10d
+        laconic.engines.c10d._given.add(weakref.ref(held[0]))
         """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False)
     assert (done.returncode, done.stdout) == (0, "held"), done.stderr
@@ -330,11 +331,11 @@ def _all_let_go():
 
     import torch.distributed as dist
 
-    import laconic.engine
-    from laconic import _lib
-    from laconic.engine import Engine
+    import laconic.engines.c10d
+    from laconic.core import _lib
+    from laconic.engines.c10d import Engine
 
-    before = set(laconic.engine._given)
+    before = set(laconic.engines.c10d._given)
     ddp, handle, optimizer = training.build(dist.group.WORLD, "powersgd:rank=2")  # all-reduce
     training.step_once(ddp, optimizer, dist.get_rank(), 0)
     under_way = len(handle.worker.engine._under_way)
@@ -350,9 +351,9 @@ def _all_let_go():
     del ddp, handle, optimizer
     gc.collect()
     deadline = time.monotonic() + 100
-    while laconic.engine._given - before and time.monotonic() < deadline:
+    while laconic.engines.c10d._given - before and time.monotonic() < deadline:
         time.sleep(0.001)
-    return under_way, len(laconic.engine._given - before)
+    return under_way, len(laconic.engines.c10d._given - before)
 
 
 def _policies():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic import _lib, errors
+from laconic.core import _lib, errors
 
 ROOT = Path(__file__).resolve().parents[2]
 

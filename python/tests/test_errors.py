@@ -355,7 +355,7 @@ def test_levels_may_be_upper_case_or_full_words(pools):
 # ---- emulated links ----
 
 def test_emulated_rates_are_parsed(monkeypatch, tmp_path):
-    from laconic import emulate
+    from laconic.engines import emulate
 
     clock, slept = [100.0], []
     monkeypatch.setattr(emulate.time, "monotonic", lambda: clock[0])

@@ -218,7 +218,7 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
 
 def in_a_hurry(handle, seconds):
     """A handle of a group that is PATIENT has `seconds` for its collectives from now on."""
-    from laconic.group import group_timeout
+    from laconic.engines.group import group_timeout
 
     engine, patience = handle.worker.engine, training.PATIENT
     assert group_timeout(engine.group) == patience, "the sibling has the user's time-out"
@@ -349,9 +349,9 @@ def _dies_in_a_message():
 
     import torch.distributed as dist
 
-    from laconic import _lib
-    from laconic.engine import Engine
-    from laconic.group import Meeting, Sibling
+    from laconic.core import _lib
+    from laconic.engines.c10d import Engine
+    from laconic.engines.group import Meeting, Sibling
 
     group = dist.group.WORLD
     engine = Engine(Sibling(group, Meeting(group, "")).group)
@@ -398,7 +398,7 @@ def _is_heard():
     """Rank 0 hears of a failure, and looks at its connections while it writes that."""
     import torch.distributed as dist
 
-    from laconic.engine import Engine
+    from laconic.engines.c10d import Engine
 
     world, engine = dist.group.WORLD, Engine(dist.new_group())
     faults, broken = engine._faults, []
@@ -439,7 +439,7 @@ def test_failure_is_recorded_before_its_connections_close(pools):
 
 def test_all_connections_close_even_if_one_breaks():
     """Rank 0 closes its own after rank 2 has looked and before it waits: that closes no other."""
-    from laconic.faults import Faults
+    from laconic.engines.faults import Faults
 
     waited = []
 
@@ -486,7 +486,7 @@ def _hangs_in_a_hurry(spec):
 
     import torch.distributed as dist
 
-    from laconic.group import group_timeout
+    from laconic.engines.group import group_timeout
 
     rank = dist.get_rank()
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
@@ -523,7 +523,7 @@ def _attached_again():
 
     import torch.distributed as dist
 
-    from laconic.group import group_timeout
+    from laconic.engines.group import group_timeout
 
     group, found = dist.new_group(timeout=datetime.timedelta(seconds=200)), []
     for seconds in (200, 300):
@@ -680,7 +680,7 @@ def _sums_fail(spec, at_end):
     """The first bucket's plain all-reduce fails; what the step and the next one ask of the group, and in how many buckets."""
     import torch.distributed as dist
 
-    from laconic import ddp as front
+    from laconic.ddp import hook as front
 
     class Group:
         """A process group whose all-reduce fails."""
@@ -738,7 +738,7 @@ def _poisoned_residual(ask):
 
     import torch.distributed as dist
 
-    from laconic import worker
+    from laconic.exchange import worker
 
     heard, rank, kept = io.StringIO(), dist.get_rank(), worker.LOOK_EVERY
     worker.LOOK_EVERY = 4 if ask == "never" else kept

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic.rates import Units, changes, parameter_of  # noqa: E402
+from laconic.exchange.rates import Units, changes, parameter_of  # noqa: E402
 
 
 def _gradient(ddp, rank, step):

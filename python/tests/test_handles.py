@@ -99,8 +99,8 @@ def test_handle_is_found_from_wrapper_and_its_model(pools):
 
 
 def test_disabled_handle_has_all_attributes():
-    from laconic.attach import PassThrough
-    from laconic.handle import Handle
+    from laconic.ddp.attach import PassThrough
+    from laconic.ddp.handle import Handle
 
     wanted = {name: method for name, method in vars(Handle).items() if not name.startswith("_")}
     del wanted["worker"]  # of hooks
@@ -130,7 +130,7 @@ def _ends(keep, width):
     """Wraps and drops models, with or without keeping their handles: threads left, sessions freed, groups made."""
     import ctypes
 
-    from laconic import _lib
+    from laconic.core import _lib
 
     destroyed, kept, groups, saved = [], [], set(), []
     threads, original = _threads(), _lib.lib.laconic_session_destroy

@@ -18,7 +18,7 @@ from ranks import free_port  # noqa: E402
 
 import laconic  # noqa: E402
 
-BOOTSTRAP = Path(laconic.__file__).parent / "_bootstrap"
+BOOTSTRAP = Path(laconic.__file__).parent / "launch" / "_bootstrap"
 
 # What all scripts share: a model that a codec takes, plain updates, a report of rank and parameters.
 COMMON = r'''
@@ -273,7 +273,8 @@ def test_launcher_processes_that_are_no_ranks_are_ignored(tmp_path):
 def test_forked_child_leaves_marker_and_process_removes_it():
     code = """
 import json, os, sys
-from laconic import automatic, run
+from laconic import run
+from laconic.launch import automatic
 automatic.start(run._parse(["train.py"]))
 sign = json.loads(os.environ["LACONIC_RUN"])["met"]
 open(sign, "w").close()
@@ -283,7 +284,7 @@ if child == 0:
 os.waitpid(child, 0)
 print(os.path.exists(sign), sign)
 """
-    there, sign = interpreter(code, BOOTSTRAP.parents[1]).stdout.split()
+    there, sign = interpreter(code, BOOTSTRAP.parents[2]).stdout.split()
     assert there == "True" and not os.path.exists(sign)
 
 
@@ -359,9 +360,9 @@ def test_interpreter_without_torch_loads_nothing():
 
 
 def test_import_hook_is_installed_once():
-    more = "from laconic._bootstrap import laconic_imports as ours, sitecustomize\nours.install()\nimport sys\n"
+    more = "from laconic.launch._bootstrap import laconic_imports as ours, sitecustomize\nours.install()\nimport sys\n"
     done = interpreter(more + "print(sum(hasattr(f, 'watches_for_laconic') for f in sys.meta_path))",
-                       BOOTSTRAP.parents[1], LACONIC_RUN="{}")
+                       BOOTSTRAP.parents[2], LACONIC_RUN="{}")
     assert done.stdout.strip() == "1"
 
 

@@ -24,8 +24,8 @@ def _exchange_without_memory(spec, strategy, halves):
 
     import torch.distributed as dist
 
-    from laconic.engine import Engine
-    from laconic._session import CSession, Layout
+    from laconic.engines.c10d import Engine
+    from laconic.exchange.csession import CSession, Layout
 
     rank, world = dist.get_rank(), dist.get_world_size()
     engine = Engine(dist.group.WORLD)

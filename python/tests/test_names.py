@@ -14,7 +14,7 @@ import training  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import names  # noqa: E402
+from laconic.exchange import names  # noqa: E402
 
 WORDS = {"compiled": "_orig_mod.", "checkpointed": "_checkpoint_wrapped_module.", "inside": "module.", "sharded": "_fsdp_wrapped_module."}
 

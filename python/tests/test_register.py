@@ -17,7 +17,7 @@ import own_codecs  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import registered  # noqa: E402
+from laconic.codec import registered  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import training  # noqa: E402
 
-from laconic import reports  # noqa: E402
+from laconic.ddp import reports  # noqa: E402
 
 
 def test_buckets_carry_reports_when_due():
@@ -19,7 +19,7 @@ def test_buckets_carry_reports_when_due():
 def _observed(observes, steps=6, told=(3,)):
     import torch.distributed as dist
 
-    from laconic import reports
+    from laconic.ddp import reports
 
     rank = dist.get_rank()
     ddp, handle, optimizer = training.build(dist.group.WORLD, "none", buckets=3)

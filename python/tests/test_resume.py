@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic.resumed import Resumed  # noqa: E402
+from laconic.ddp.resumed import Resumed  # noqa: E402
 
 
 @pytest.mark.parametrize("spec", training.SPECS)
@@ -395,7 +395,7 @@ def test_residual_too_large_for_the_loss_scale_is_refused(pools):
 
 def test_state_from_before_codec_had_state_loads():
     """Entries whose names end in '?' may be missing: zeros are a fresh state. Others may not."""
-    from laconic.state import check_tensors
+    from laconic.exchange.state import check_tensors
 
     entries = [("residual/w", 11, 2), ("state/w@0#0?", 22, 1), ("state/flush", 33, 2)]
     older = {"residual/w": torch.tensor([1.0, 2.0]), "state/flush": torch.zeros(2)}

@@ -15,7 +15,7 @@ from launches import launch  # noqa: E402
 from ranks import RankError  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic.rules import given  # noqa: E402
+from laconic.exchange.rules import given  # noqa: E402
 
 RULES = [{"match": "hidden.*", "spec": "topk:ratio=0.1"}, {"match": "first.*", "max_elements": 10**6, "spec": "fp16"},
          {"match": "branch.*", "spec": "none", "optional": True}]

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 from launches import launch  # noqa: E402
 
-from laconic import automatic, files, state_folder  # noqa: E402
+from laconic.exchange import files  # noqa: E402
+from laconic.launch import automatic, state_folder  # noqa: E402
 
 SCRIPT = r'''
 import gc
@@ -69,9 +70,9 @@ def made(plan, number):
 
 def killed_while_saving(number):
     """With nothing of the file but a part."""
-    import laconic.files
+    import laconic.exchange.files
 
-    count, synchronise = [0], laconic.files.os.fsync
+    count, synchronise = [0], laconic.exchange.files.os.fsync
 
     def fsync(fd):
         count[0] += 1
@@ -79,7 +80,7 @@ def killed_while_saving(number):
             os.kill(os.getpid(), signal.SIGKILL)
         synchronise(fd)
 
-    laconic.files.os.fsync = fsync
+    laconic.exchange.files.os.fsync = fsync
 
 
 def wrap_again(pairs):

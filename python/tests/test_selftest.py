@@ -16,7 +16,7 @@ from launches import environment_for, program  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import staging  # noqa: E402
+from laconic.exchange import staging  # noqa: E402
 
 pretend = staged_tests.pretend
 if why := pretend.why_not():

@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 
 import laconic
-from laconic import LaconicError, _arrays, _lib, plugin
+from laconic import LaconicError
+from laconic.core import _arrays, _lib
+from laconic.engines import plugin
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
@@ -139,7 +141,7 @@ def test_every_policy_change_logs_a_line_on_rank_0(tmp_path, engine, ranks):
 
 
 def _alone_over_c10d():
-    from laconic import environment
+    from laconic.core import environment
 
     said, (say, environment.say) = [], (environment.say, lambda line, level=0: said.append(line))
     try:
@@ -371,7 +373,7 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def installed(elsewhere, monkeypatch):
     """As the wheel has it: the library inside the package."""
-    monkeypatch.setattr(plugin, "__file__", str(elsewhere / "laconic" / "plugin.py"))
+    monkeypatch.setattr(plugin, "__file__", str(elsewhere / "laconic" / "engines" / "plugin.py"))
     monkeypatch.setattr(_lib.lib, "path", elsewhere / "laconic" / "lib" / "liblaconic.so")
     (elsewhere / "laconic" / "lib").mkdir(parents=True)
     return elsewhere / "laconic" / "lib"
@@ -483,7 +485,7 @@ def test_invalid_plugin_is_refused(tmp_path):
 def test_truncated_plugin_is_refused(tmp_path, part):
     data = Path(_lib.lib.path).read_bytes()
     (tmp_path / "cut.so").write_bytes(data[: int(part * len(data))])
-    code = f"from laconic import plugin; plugin.load({str(tmp_path / 'cut.so')!r})"
+    code = f"from laconic.engines import plugin; plugin.load({str(tmp_path / 'cut.so')!r})"
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1 and ("is cut off" in done.stderr or "laconic_plugin_v1" in done.stderr), done
 

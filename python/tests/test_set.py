@@ -14,7 +14,7 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import _lib  # noqa: E402
+from laconic.core import _lib  # noqa: E402
 from laconic import LaconicError  # noqa: E402
 
 NAMES = ("rule", "spec", "strategy", "version", "since_step", "last_change")
@@ -197,7 +197,7 @@ def test_registered_codec_keeps_its_settings(pools):
 
 
 def _lines():
-    from laconic import environment
+    from laconic.core import environment
 
     said = []
     environment.say, kept = lambda line, level=0: said.append(line), environment.say
@@ -222,7 +222,7 @@ def test_set_logs_one_line_on_rank_0(pools):
 
 def _waits(trouble):
     """Lines, and the specs in force, of a set that has no place for residuals."""
-    from laconic import environment
+    from laconic.core import environment
 
     said, specs = [], []
     environment.say, kept = lambda line, level=0: said.append(line), environment.say
@@ -233,7 +233,7 @@ def _waits(trouble):
         if trouble:
             def fails():
                 run.handle.worker.session.waiting = False
-                raise laconic.errors.error("out_of_memory", "no memory")
+                raise laconic.core.errors.error("out_of_memory", "no memory")
             run.handle.worker._driver.set_what_waits = fails
         for _ in range(13):
             run.train(1)
@@ -288,7 +288,7 @@ def test_request_of_one_rank_does_not_delay_set_of_all(pools):
 
 
 def _cut_off():
-    from laconic import environment
+    from laconic.core import environment
 
     said, raised = [], ""
     environment.say, kept = lambda line, level=0: said.append(line), environment.say
@@ -366,7 +366,7 @@ def test_state_saved_after_set_has_new_settings(pools):
 
 
 def _own_session():
-    from laconic import environment
+    from laconic.core import environment
 
     rank, found = dist.get_rank(), []
     model = [("w", (60, 50)), ("b", (40,))]

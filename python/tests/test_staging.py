@@ -24,7 +24,7 @@ from ranks import RankError, Ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import staging  # noqa: E402
+from laconic.exchange import staging  # noqa: E402
 
 
 def _own_gpu():
@@ -244,7 +244,7 @@ def test_missing_synchronisation_is_detected(device, pools, kind):
 
 def _copies(device):
     """A tensor whose memory is given away while it is copied to the host, and one while it is copied back."""
-    layout = laconic._session.Layout([0], [0], 1000)
+    layout = laconic.exchange.csession.Layout([0], [0], 1000)
     stage = staging.HostStage(torch.device(device, torch.accelerator.current_device_index()))
     late(device, 0, 50_000, 50_000)
     if device == "cuda":
@@ -278,7 +278,7 @@ def test_memory_being_copied_is_not_reused(staged, device):
 
 def _reused(device, microseconds):
     """Means that are still being copied back from a layout's buffer on the host when its next gradients come: what arrives."""
-    layout = laconic._session.Layout([0], [0], 1000)
+    layout = laconic.exchange.csession.Layout([0], [0], 1000)
     stage = staging.HostStage(torch.device(device, torch.accelerator.current_device_index()))
     first, second = (torch.full((1000,), value).to(device) for value in (3.0, 5.0))
     ticket = stage.fetch(layout, [(0, first)])

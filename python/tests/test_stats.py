@@ -148,7 +148,7 @@ def test_start_line_warns_if_one_machine_needs_no_compression(pools):
 
 def _elsewhere():
     """Rank 1 is in another network."""
-    from laconic import opening
+    from laconic.ddp import opening
 
     if dist.get_rank() == 1:
         opening.place, kept = (lambda: "elsewhere"), opening.place
@@ -171,8 +171,8 @@ def test_one_rank_is_informed_that_nothing_is_exchanged(pools):
 
 def _late(late, named_after, patience, said):
     """Rank `late` attaches when another has said something, in file `said`, or never: what is said on each rank, and how it ended."""
-    from laconic import environment
-    from laconic import group as groups
+    from laconic.core import environment
+    from laconic.engines import group as groups
 
     group = dist.new_group(timeout=training.PATIENT)
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)

@@ -75,7 +75,7 @@ def _rounds(spec, buckets, steps=4, small=64, without=(), **options):
     import torch.distributed as dist
 
     import laconic
-    from laconic import engine
+    from laconic.engines import c10d
 
     rank = dist.get_rank()
     torch.manual_seed(7)
@@ -91,7 +91,7 @@ def _rounds(spec, buckets, steps=4, small=64, without=(), **options):
     kept = {name: getattr(dist, name) for name in dir(dist)
             if name.startswith(("all_", "reduce", "gather", "broadcast", "barrier", "send", "recv", "isend", "irecv", "scatter"))
             and callable(getattr(dist, name))}
-    flat = engine._all_gather_flat
+    flat = c10d._all_gather_flat
 
     def counted(name, function):
         def call(*arguments, **keywords):
@@ -101,14 +101,14 @@ def _rounds(spec, buckets, steps=4, small=64, without=(), **options):
 
     for name, function in kept.items():
         setattr(dist, name, counted(name, function))
-    engine._all_gather_flat = counted("flat", flat)
+    c10d._all_gather_flat = counted("flat", flat)
     handle.worker.engine._swap_step = counted("swap", handle.worker.engine._swap_step)
     user_group, handle.hook.sums.group = handle.hook.sums.group, _CountedGroup(handle.hook.sums.group, asked)
     for step in range(4, 4 + steps):
         training.step_once(ddp, optimizer, rank, step)
     for name, function in kept.items():
         setattr(dist, name, function)
-    engine._all_gather_flat = flat
+    c10d._all_gather_flat = flat
     handle.hook.sums.group = user_group
     after, explained = handle.stats(), handle.explain()
     handle.close()
@@ -187,7 +187,7 @@ def _spent(spec, **options):
     """Bytes that an emulated link charges for, and those that the session counts."""
     import torch.distributed as dist
 
-    from laconic.emulate import Limiter
+    from laconic.engines.emulate import Limiter
 
     class Counting(Limiter):
         total = 0

@@ -16,8 +16,8 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import handle as any_handle  # noqa: E402
-from laconic import turns  # noqa: E402
+from laconic.ddp import handle as any_handle  # noqa: E402
+from laconic.ddp import turns  # noqa: E402
 
 SPEC = "topk:ratio=0.05"
 

@@ -209,7 +209,7 @@ def test_trace_has_every_part_of_every_exchange(pools, tmp_path):
 
 
 def test_unwritable_trace_logs_a_line(tmp_path, monkeypatch, caplog):
-    from laconic import trace
+    from laconic.exchange import trace
 
     monkeypatch.setenv("LACONIC_TRACE", str(tmp_path / "none" / "trace.json"))
     said = []

@@ -16,8 +16,8 @@ import training  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import ddp as front  # noqa: E402
-from laconic import worker as of_worker  # noqa: E402
+from laconic.ddp import hook as front  # noqa: E402
+from laconic.exchange import worker as of_worker  # noqa: E402
 
 
 # ---- loss scales ----

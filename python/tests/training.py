@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.engine import Engine
+from laconic.engines.c10d import Engine
 
 SPECS = ["none", "fp16", "bf16", "int8", "int8:round=stochastic+ef", "topk:ratio=0.05", "randomk:ratio=0.05", "3lc",
          "3lc:s=1.75", "sidco:ratio=0.05,mode=signed", "powersgd:rank=2", "signum", "dgc:ratio=0.05",

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from laconic import _nccl
+from laconic.engines import _nccl
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release")) / "bin" / "nccl_ranks"

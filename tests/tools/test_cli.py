@@ -119,7 +119,7 @@ def test_list_has_survey_classes():
 
 
 def test_list_json_matches_library():
-    from laconic import _lib
+    from laconic.core import _lib
 
     said = _lib.lib.laconic_codecs_json()
     assert laconic("list", "--json").stdout.encode() == said + b"\n"

@@ -24,7 +24,7 @@ MODEL = {"embed.weight": [1000, 64], "encoder.0.weight": [64, 256], "encoder.0.b
 def library():
     if not (BINARY.parents[1] / "lib" / "liblaconic.so").exists() and "LACONIC_LIB" not in os.environ:
         pytest.skip("liblaconic.so is not built")
-    return pytest.importorskip("laconic._session")
+    return pytest.importorskip("laconic.exchange.csession")
 
 
 # ---- both readers ----
@@ -99,8 +99,8 @@ def elements(size):
 
 def by_python(library, path):
     """Of every rule, and of what none takes: match, spec, control, parameters, elements; or the refusal."""
-    from laconic.errors import LaconicError
-    from laconic.rules import array_of, given
+    from laconic.core.errors import LaconicError
+    from laconic.exchange.rules import array_of, given
 
     try:
         rules = given(str(path))
@@ -130,7 +130,7 @@ def by_command(folder, path):
 
 @pytest.mark.parametrize("name", GOOD, ids=whole)
 def test_file_gives_same_rules_to_python_and_command(library, tmp_path, name):
-    from laconic.rules import given
+    from laconic.exchange.rules import given
 
     file = tmp_path / "rules.toml"
     file.write_bytes(GOOD[name])
@@ -153,8 +153,8 @@ def test_bad_file_is_refused_by_python_and_command(library, tmp_path, name):
 
 
 def test_both_readers_agree_on_typing_errors(library, tmp_path):
-    from laconic.errors import LaconicError
-    from laconic.rules import array_of, given
+    from laconic.core.errors import LaconicError
+    from laconic.exchange.rules import array_of, given
 
     pieces = [b'"', b"'", b"\\", b"\n", b"\r\n", b"=", b"[", b"]", b"[[rule]]\n", b"{", b"}", b",", b"#", b"_", b"0", b"-", b".", b"true", b"1e3",
               b"\xff", b"\xc3\xa9", b" ", b"\t", b"\\u0041", b"\x00", b'spec="none"\n']

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic import environment, files
-from laconic.attach import PassThrough, handle_of
-from laconic.attach import attach as attach_wrapper
-from laconic.errors import LaconicError
-from laconic.group import listed
-from laconic.state import fingerprint
+from ..core import environment
+from ..core.errors import LaconicError
+from ..ddp.attach import PassThrough, handle_of
+from ..ddp.attach import attach as attach_wrapper
+from ..engines.group import listed
+from ..exchange import files
+from ..exchange.state import fingerprint
 
 READY = "ready"
 _FIELDS = {"version", "fingerprint", "state"}

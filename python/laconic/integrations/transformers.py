@@ -13,8 +13,7 @@ from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
-from laconic.ddp import other_hook
-
+from ..ddp.hook import other_hook
 from . import _shared
 
 

@@ -13,14 +13,15 @@ import weakref
 
 import torch
 
-from .. import _lib, errors, trace
-from .._session import CSession
-from ..driver import cards_of_all, engine_failed
-from ..emulate import limiter_from_environment
-from ..engine import Engine, begin_gather, broadcast, view
-from ..errors import LaconicError
-from ..group import Sibling
-from ..lane import Lane
+from ..core import _lib, errors
+from ..core.errors import LaconicError
+from ..engines.c10d import Engine, begin_gather, broadcast, view
+from ..engines.emulate import limiter_from_environment
+from ..engines.group import Sibling
+from ..exchange import trace
+from ..exchange.csession import CSession
+from ..exchange.driver import cards_of_all, engine_failed
+from ..exchange.lane import Lane
 from .settings import differing
 
 #: what residuals may be multiplied by

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from .. import _lib
-from ..engine import view
+from ..core import _lib
+from ..engines.c10d import view
 from .trained import Trained
 
 #: in place of an offset: the whole parameter, on every rank

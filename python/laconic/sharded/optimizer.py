@@ -9,14 +9,14 @@ import math
 import torch
 import torch.distributed as dist
 
-from .. import environment, errors
-from .._checks import U64, whole
-from .._session import PART, WINDOW
-from ..environment import DISABLED
-from ..errors import LaconicError
-from ..group import Meeting, speaks_for_node
-from ..names import of_rules
-from ..rules import given
+from ..core import environment, errors
+from ..core._checks import U64, whole
+from ..core.environment import DISABLED
+from ..core.errors import LaconicError
+from ..engines.group import Meeting, speaks_for_node
+from ..exchange.csession import PART, WINDOW
+from ..exchange.names import of_rules
+from ..exchange.rules import given
 from . import saved, settings
 from .exchange import Exchange
 from .inner import Inner

@@ -8,9 +8,9 @@ import weakref
 
 import torch
 
-from .. import errors
-from .._session import Layout
-from ..errors import LaconicError
+from ..core import errors
+from ..core.errors import LaconicError
+from ..exchange.csession import Layout
 
 
 class Bucket:

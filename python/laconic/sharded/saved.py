@@ -7,10 +7,10 @@ import json
 
 import torch
 
-from .. import _lib, errors
-from .._checks import U64
-from ..engine import view
-from ..state import check_fields, check_header, check_number, check_tensors, corrupt, fingerprint, in_units_of_gradients
+from ..core import _lib, errors
+from ..core._checks import U64
+from ..engines.c10d import view
+from ..exchange.state import check_fields, check_header, check_number, check_tensors, corrupt, fingerprint, in_units_of_gradients
 from .inner import WHOLE
 from .spread import Alone, Spread
 

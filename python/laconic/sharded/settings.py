@@ -8,8 +8,8 @@ import json
 
 import torch
 
-from .. import errors
-from ..errors import LaconicError
+from ..core import errors
+from ..core.errors import LaconicError
 
 
 def _plain(value):

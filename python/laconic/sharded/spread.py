@@ -9,8 +9,8 @@ import math
 
 import torch
 
-from .. import environment, errors
-from ..errors import LaconicError
+from ..core import environment, errors
+from ..core.errors import LaconicError
 from . import settings
 from .exchange import Exchange
 from .inner import WHOLE, Inner

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from .. import _lib, errors
-from ..errors import LaconicError
-from ..names import undecorated
-from ..staging import stage_for
+from ..core import _lib, errors
+from ..core.errors import LaconicError
+from ..exchange.names import undecorated
+from ..exchange.staging import stage_for
 
 DTYPES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16}
 #: of torch.optim: what each does to an element depends on that element's gradients alone

@@ -1,0 +1,164 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What the ranks of a process group agree on at attach, and what of it is told."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+
+import torch.distributed as dist
+
+from ..codec import registered
+from ..core import errors
+from ..core._checks import U64, whole
+from ..core.environment import place
+from ..core.errors import LaconicError
+from ..engines import aggregation, group
+from ..engines.emulate import limiter_from_environment
+from ..engines.texts import gather_texts
+from ..exchange import names, trace
+from ..exchange.csession import ALONE, CSession
+from ..exchange.driver import cards_of_all
+from ..exchange.lane import SharedLane
+from ..exchange.rules import chosen, given
+from ..exchange.worker import Worker
+
+
+class Parameters:
+    """`ours`: (name, tensor) of what a codec may take, in the order of saved state; `foreign`: (name, tensor, what it is) of what none does."""
+
+    def __init__(self, ours: list, foreign: list):
+        self.ours, self.foreign = ours, foreign
+        self.index = {id(p): i for i, (_, p) in enumerate(ours)}
+        self.counts = [p.numel() for _, p in ours]
+
+    def shaped(self, names=None) -> list:
+        """(name, shape); of other names if they are given."""
+        return [(name, tuple(p.shape)) for name, (_, p) in zip(names or [name for name, _ in self.ours], self.ours)]
+
+
+class Opened:
+    """An agreement of all ranks, and the worker that it is about. Collective over the group; LaconicError on all ranks or on none."""
+
+    def __init__(self, parameters: Parameters, of, meeting, stage, check, **options):
+        """`check()`: this rank's own reasons to refuse. `options`: those of laconic.attach."""
+        self.parameters, self.group, self.stage = parameters, of, stage
+        lane = SharedLane.of(of, meeting, stage.backend)
+        self.sibling = lane.sibling
+        try:
+            session, engine = lane.wait_for(functools.partial(self._open, lane.engine, check, **options))  # behind what other wrappers exchange
+        except LaconicError:  # on every rank
+            lane.leave()
+            raise
+        session.trace = trace.from_environment(self.rank, session.window)
+        self.worker = Worker(session, engine, stage, lane)
+        lane.leave()  # the worker has joined it
+        if engine is not lane.engine:
+            self.worker.commands.at_end(engine.leave)
+
+    def _open(self, engine, check, *, spec, warmup, threads, aggregator, strategy, rules, control, record, **options):
+        """Everything that one rank may refuse, and the agreement of all of them."""
+        self.world, self.rank = engine.world, engine.rank
+        sums = engine.probe_sums()
+        session, failure, servers, text = None, None, None, ""
+        try:
+            check()
+            self.threads = self.stage.threads if threads == "auto" else threads
+            self.warmup = whole("warmup", warmup, 0, U64 >> 1)
+            engine.limiter = engine.limiter or limiter_from_environment()
+            text, options["rules"] = spec(), names.of_rules(given(rules))
+            options["control"], options["record"] = chosen(control), chosen(record, "LACONIC_RECORD")
+            servers = aggregation.of(*aggregator, strategy=strategy, limiter=engine.limiter)
+            if servers is not None:
+                servers.open(self.world, group.seconds(self.group))
+                options["aggregates"] = True
+            self._make_session = functools.partial(
+                CSession, text, rank=self.rank, world=self.world, engine_sums=sums, short_sends=engine.short_sends, threads=self.threads,
+                strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
+            session = self._make_session(self.parameters.shaped())
+        except LaconicError as error:  # the other ranks are about to compare cards with us
+            failure = aggregation.without_codes(error, text)
+        except Exception as error:  # noqa: BLE001  an argument of a wrong type
+            failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
+        cards = cards_of_all(engine, session, failure, "attach")
+        aggregation.agree(engine, servers)
+        session.check(cards)
+        cards = gather_texts(engine, json.dumps([self.warmup, len(self.parameters.foreign), place()]))
+        self._check_cards([json.loads(card) for card in cards])
+        self.servers = servers
+        if servers is not None and not session.all_raw:
+            engine = servers.join(engine, session)
+        return session, engine
+
+    def _check_cards(self, cards: list) -> None:
+        """What the library does not compare. `cards`: of every rank, in rank order."""
+        for what, at in (("warmup", 0), ("the number of parameters that no codec takes", 1)):
+            other = next((r for r, card in enumerate(cards) if card[at] != cards[0][at]), None)
+            if other is not None:
+                raise errors.error("ranks_disagree", f"{what} is {cards[0][at]} on rank 0 and {cards[other][at]} on rank {other}",
+                                   "give every rank the same call, file and LACONIC_* variables")
+        self.one_machine = len({card[2] for card in cards}) == 1
+
+    def session_of(self, others: list[str]) -> CSession:
+        """Of this model under other names."""
+        return self._make_session(self.parameters.shaped(others), record=None, control=None)
+
+    # ---- what is told ---------------------------------------------------------------------------------------------------
+
+    def explain(self) -> dict:
+        explained, stage = self.worker.explain(), self.stage
+        foreign = [{"name": name, "elements": p.numel(), "codec": "none", "reason": f"no codec takes {reason}"}
+                   for name, p, reason in self.parameters.foreign]
+        return {**explained, "warmup": self.warmup, "device": str(stage.device), "path": stage.path, "threads": self.threads,
+                "exchange_backend": self.sibling.backend, "parameters": explained["parameters"] + foreign}
+
+    def describe(self) -> str:
+        e, all_raw = self.explain(), self.worker.session.all_raw
+        packed = [p for p in e["parameters"] if p["codec"] != "none" or p.get("down")]
+        elements = sum(p["elements"] for p in packed)
+        text = f"{dist.get_backend(self.group)}, {self.world} rank{'s' if self.world > 1 else ''}, {self.stage.told}"
+        if self.world == 1:
+            text = f"{e['spec']}: {ALONE}; {text}"
+        elif all_raw:
+            text = (f"{e['spec']}: nothing to compress in {len(e['parameters'])} tensors ({_why_all_raw(e)}): PyTorch's own "
+                    f"all-reduce; {text}")
+            if self.servers is not None:
+                text += "; the aggregator has nothing to do"
+        else:
+            specs, strategy = _told(e)
+            text = (f"{specs} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements)"
+                    f"{strategy}; {e['uncompressed_elements']} elements as they are; {text}")
+            if self.servers is not None:
+                text += f"; {self.servers}"
+            if any(registered.find(p["codec"]) for p in packed):
+                text += "; a registered codec runs in Python, slowly, for trying ideas"
+            if self.warmup > self.worker.step:
+                text += f"; uncompressed for {self.warmup - self.worker.step} steps"
+        if self.parameters.foreign:
+            named = names.shorten(f"{name} ({reason})" for name, _, reason in self.parameters.foreign)
+            text += f"; PyTorch's own all-reduce for what no codec takes: {named}"
+        if not all_raw and self.worker.engine.limiter is None:
+            if self.one_machine and "LACONIC_LAB" not in os.environ:
+                text += "; all ranks are on this machine, where compression cannot pay: no network is in between"
+        return text
+
+
+def _told(explained: dict) -> tuple[str, str]:
+    """The specs, and the strategy where there is one."""
+    settings = [s for s in explained.get("settings", ()) if s["parameters"]]
+    controls = sorted({s["control"] for s in settings} - {"fixed"})
+    controlled = f", control {' and '.join(controls)}" if controls else ""
+    if len(settings) < 2:
+        down = f", means come down by {explained['down']}" if explained["down"] else ""
+        return explained["spec"], f" by {explained['strategy']}{down}{controlled}"
+    return names.shorten(f"{s['rule']}: {s['spec']} by {s['strategy']}" + (f", down {s['down']}" if s["down"] else "")
+                         for s in settings), controlled
+
+
+def _why_all_raw(explained: dict) -> str:
+    if explained["spec"] == "none" and not explained["down"]:
+        return "none compresses nothing"
+    if not explained["parameters"]:
+        return "there is none that a codec takes"
+    return f"none has more than {explained['small_elements']} elements"

@@ -1,0 +1,200 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Process groups: a word from every rank before the first collective, and siblings for worker threads."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import itertools
+import json
+import logging
+import os
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from ..core import _checks, environment, errors, threads
+from ..core.errors import LaconicError
+
+_checks.supported_torch(torch.__version__)  # here, because all that trains imports this module
+
+_PATIENCE = datetime.timedelta(minutes=30)  # torch's default, where a group does not tell its timeout
+#: seconds after which a line names the ranks that are awaited
+NAMED_AFTER = 60.0
+
+
+def group_timeout(group):
+    """The group's timeout, or None where torch does not tell: a sibling must not wait longer than its original."""
+    for options in (
+        lambda: group._get_backend(torch.device("cpu")).options,  # noqa: SLF001
+        lambda: group._get_backend(torch.accelerator.current_accelerator()).options,  # noqa: SLF001
+    ):
+        try:
+            return options()._timeout  # noqa: SLF001
+        except (AttributeError, RuntimeError, TypeError):
+            continue
+    return None
+
+
+def seconds(group) -> float:
+    """What a call of users waits for others, at most."""
+    timeout = group_timeout(group)
+    return 60.0 if timeout is None else timeout.total_seconds()
+
+
+def set_timeout(group, timeout: datetime.timedelta) -> None:
+    """What begins on the group's CPU backend from now on has so long, where torch can change it."""
+    with contextlib.suppress(AttributeError, RuntimeError):  # backends that have none
+        group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)  # noqa: SLF001
+
+
+def _store(group):
+    """The store through which the group's ranks found each other; None where there is none (MPI)."""
+    try:
+        return dist.distributed_c10d._pg_map[group][1]  # noqa: SLF001
+    except (AttributeError, KeyError, IndexError, TypeError):
+        return None
+
+
+class Meeting:
+    """Every rank's word on one call of attach, told through the group's store.
+
+    No collective is involved, so ranks that are about to go different ways still hear of each other, and none of them
+    waits in a collective that the others never enter.
+
+    Attributes: `words` of all ranks in rank order; `number` of the meeting, the same on all ranks (None without a store);
+    `free`: numbers of the siblings that every rank has released in good order; `shared`: that wrappers of every rank use.
+    """
+
+    def __init__(self, group, word: str, shared: list[int] = ()):
+        """Blocks until every rank has said its word; LaconicError (timed_out) names those that did not in the group's time."""
+        world, store = dist.get_world_size(group), _store(group)
+        self.words, self.number, self.free, self.shared = [word] * world, None, set(), set(shared) if world == 1 else set()
+        if world == 1:
+            self.number, self.free = next(_alone), set(_free_siblings.get(group, ()))
+        if store is None or world == 1:
+            return
+        rank = dist.get_rank(group)
+        # Counted in the store, so that a group that is destroyed and made again does not read its predecessor's words.
+        self.number = store.add(f"laconic/meetings/{rank}", 1)
+        keys = [f"laconic/{self.number}/{r}" for r in range(world)]
+        store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ())), "shared": list(shared)}))
+        patience = group_timeout(group) or _PATIENCE
+        try:
+            _wait(store, keys, rank, patience.total_seconds())
+            said = [json.loads(store.get(key)) for key in keys]
+        except RuntimeError as error:
+            raise _nobody_came(store, keys, rank, patience, error) from None
+        self.words = [entry["word"] for entry in said]
+        self.free, self.shared = (set.intersection(*(set(entry[which]) for entry in said)) for which in ("free", "shared"))
+        if len(set(self.words)) > 1:
+            _let_others_read(store, f"laconic/{self.number}/read", world)
+
+
+def _let_others_read(store, key: str, world: int) -> None:
+    """Ranks that differ are about to raise, and the one that hosts the store may end with it: it waits for the others a while."""
+    deadline = time.monotonic() + 5
+    try:
+        read = store.add(key, 1)
+        while read < world and time.monotonic() < deadline:
+            time.sleep(0.01)
+            read = store.add(key, 0)
+    except RuntimeError:
+        pass  # the host has heard everybody, or has ended
+
+
+def _wait(store, keys, rank: int, patience: float) -> None:
+    """RuntimeError if a key is not there in time. A rank that loads data for minutes is no fault, but after one of them a line
+    names those that are awaited, told by the first rank that is here."""
+    begin = time.monotonic()
+    try:
+        return store.wait(keys, datetime.timedelta(seconds=min(NAMED_AFTER, patience)))
+    except RuntimeError:
+        absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
+        left = patience - (time.monotonic() - begin)
+        if not absent or rank in absent or left <= 0:
+            raise
+    if rank == min(set(range(len(keys))).difference(absent)):
+        environment.say(f"waiting for rank {listed(absent)} to attach; the others wait for at most {left:.0f} s more",
+                        logging.WARNING)
+    store.wait(keys, datetime.timedelta(seconds=left))
+
+
+def _nobody_came(store, keys, rank, patience, error) -> LaconicError:
+    absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
+    if not absent or rank in absent:  # this rank's own word is there, unless the store is gone
+        return errors.error("engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
+    return errors.error("timed_out", f"rank {listed(absent)} did not attach within {patience.total_seconds():g} s: was it started "
+                        "without laconic?", "every rank of the group calls laconic.attach, or runs under laconic.run")
+
+
+def speaks_for_node() -> bool:
+    """One process per node reports what it found in the environment."""
+    local = os.environ.get("LOCAL_RANK")
+    return local == "0" if local is not None else dist.get_rank() == 0
+
+
+def listed(ranks: list[int], limit: int = 8) -> str:
+    return ", ".join(map(str, ranks[:limit])) + (f" and {len(ranks) - limit} more" if len(ranks) > limit else "")
+
+
+def _holds(store, key: str) -> bool:
+    try:
+        return store.check([key])
+    except RuntimeError:
+        return False
+
+
+_alone = itertools.count()
+# group → number of the meeting that made it → (backend, sibling whose handle was closed)
+_free_siblings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+class Sibling:
+    """A group of the same ranks, for one thread; of the same backend, unless another is named.
+
+    Collective over the group. Siblings are reused after `release`, never destroyed: torch
+    derives a local group's name from how many there are, and a name that comes again meets stale addresses.
+    """
+
+    def __init__(self, of, meeting: Meeting, *, backend: str | None = None):
+        self.of = of
+        self.backend = self.backend_of(of, backend)
+        free = _free_siblings.get(of, {})
+        fit = [number for number in meeting.free if free[number][0] == self.backend]
+        if fit:
+            self.number = min(fit)
+            self.group = free.pop(self.number)[1]
+        else:
+            self.number = meeting.number
+            with threads.that_wait():
+                self.group = _new_group(of, self.backend)
+
+    @staticmethod
+    def backend_of(of, backend: str | None) -> str:
+        return backend or _cpu_backend(of)
+
+    def release(self) -> None:
+        """For the next attach to the same group. Not after a failed collective: stale messages may be on their way."""
+        if self.number is not None:
+            _free_siblings.setdefault(self.of, {})[self.number] = self.backend, self.group
+
+
+def _cpu_backend(group) -> str:
+    """That which serves tensors on the CPU, where a group has several."""
+    try:
+        return group._get_backend(torch.device("cpu")).name()  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        return dist.get_backend(group)
+
+
+def _new_group(group, backend: str):
+    ranks, timeout = dist.get_process_group_ranks(group), group_timeout(group)
+    keywords = {"ranks": ranks, "backend": backend}
+    if timeout is not None:
+        keywords["timeout"] = timeout
+    if len(ranks) == dist.get_world_size():
+        return dist.new_group(**keywords)
+    return dist.new_group(use_local_synchronization=True, **keywords)  # ranks outside the group know nothing of this call

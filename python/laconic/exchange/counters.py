@@ -1,0 +1,126 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What a worker counts, and what its user is told of it: stats, explain, and two lines that nobody has asked for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from ..core import environment
+from ..engines.aggregation import AggregatingEngine
+
+#: below it a line says that more is sent than without compression; headers alone stay above it
+RATIO_OF_NOTHING = 0.99
+
+
+class Counters:
+    """Of this rank's jobs, and of the sums that the worker did not make. Seconds are sums: `queue`, from submission until the worker turns
+    to a job; `backward_wait`, from a step's last submission until its last job has ended: what backward() had to wait for."""
+
+    def __init__(self):
+        # Objects may be collected while a thread holds it, this worker's wrapper among them.
+        self._lock = threading.RLock()
+        self.queue = self.backward_wait = 0.0
+        self._jobs = 0
+        self._waiting_since: float | None = None
+        self.steps = 0  #: since attach, whatever was loaded
+        self._rounds, self._elements, self._dense, self._bytes = 0, 0, 0, 0
+
+    def submitted(self) -> None:
+        with self._lock:
+            self._jobs += 1
+
+    def started(self, submitted: float) -> None:
+        with self._lock:
+            self.queue += time.perf_counter() - submitted
+
+    def ended(self) -> None:
+        with self._lock:
+            self._jobs -= 1
+            if self._jobs == 0 and self._waiting_since is not None:
+                self.backward_wait += time.perf_counter() - self._waiting_since
+                self._waiting_since = None
+
+    def step_ended(self) -> None:
+        with self._lock:
+            if self._jobs > 0:
+                self._waiting_since = time.perf_counter()
+            self.steps += 1
+
+    def summed_elsewhere(self, elements: int, dense: int, size: int) -> None:
+        """Counts a buffer that needed nothing but the sum of the caller's own group: its bytes, dense and as they are."""
+        with self._lock:
+            self._rounds += 1
+            self._elements += elements
+            self._dense += dense
+            self._bytes += size
+
+    def add_to(self, stats: dict, world: int) -> None:
+        """To those of the session."""
+        with self._lock:
+            stats["elements"] += self._elements
+            stats["rounds"] += self._rounds
+            stats["dense_bytes"] += self._dense * 2 * (world - 1) // world
+            stats["wire_bytes"] += self._bytes * 2 * (world - 1) // world
+            stats["steps"] = max(stats["steps"], self.steps)
+            stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else stats["ratio"]
+            stats.update(queue_seconds=self.queue, backward_wait_seconds=self.backward_wait)
+
+
+class Reports:
+    """Any thread may ask at any time, also when the worker has ended."""
+
+    def __init__(self, session, driver, stage, residuals, counters: Counters):
+        self._session, self._driver, self._stage = session, driver, stage
+        self._residuals, self._counters = residuals, counters
+        self._in_use = threading.RLock()  # the session, by a thread that asks, against the end
+        self._last: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
+        self._resets_told, self._ratio_told = False, False
+
+    def stats(self) -> dict:
+        return self._ask(self.look, 0)
+
+    def explain(self) -> dict:
+        return self._ask(self._explain, 1)
+
+    def _ask(self, what, which: int) -> dict:
+        with self._in_use:
+            return what() if self._last is None else self._last[which].copy()
+
+    def _explain(self) -> dict:
+        engine, explained = self._driver.table.engine, self._session.explain()
+        if isinstance(engine, AggregatingEngine):
+            explained.update(engine.explain())
+        return explained
+
+    def look(self) -> dict:
+        engine, stage, stats = self._driver.table.engine, self._stage, self._driver.stats()
+        self._counters.add_to(stats, self._session.world)
+        if isinstance(engine, AggregatingEngine):
+            stats.update(engine.stats())
+        stats.update(scales_ignored=self._residuals.scales_ignored, staged_bytes=stage.staged_bytes, copy_seconds=stage.copy_seconds,
+                     pinned_bytes=stage.pinned_bytes)
+        self._tell(stats)
+        return stats
+
+    def _tell(self, stats: dict) -> None:
+        """One line, once: a residual that is lost is gradient that is lost, and a ratio below 1 is no compression."""
+        with self._in_use:
+            reset = stats["residual_resets"] > 0 and not self._resets_told
+            longer = 0 < stats["ratio"] < RATIO_OF_NOTHING and not self._ratio_told
+            self._resets_told, self._ratio_told = self._resets_told or reset, self._ratio_told or longer
+        if reset:
+            environment.say(f"rank {self._session.rank}: a residual was not finite and was set to zero; "
+                            'stats()["residual_resets"] counts them', logging.WARNING)
+        if longer and self._session.rank == 0:
+            environment.say(f"more is sent than PyTorch's own all-reduce would send ({stats['ratio']:.2f} : 1 after "
+                            f"{stats['steps']} steps): choose another spec or strategy, or train without laconic",
+                            logging.WARNING)
+
+    def end(self, free) -> None:
+        """Keeps the last of both; free() frees what they come from."""
+        last = self.look(), self._explain()
+        with self._in_use:
+            self._last = last
+            free()

@@ -1,0 +1,128 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The thread in which everything happens that wrappers of one group exchange, in the order in which it was submitted, and the sibling group
+that it happens on."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import threading
+import weakref
+
+from ..core import threads
+from ..core.background import GLANCE
+from ..engines.c10d import Engine
+from ..engines.group import Meeting, Sibling
+
+_STOP = object()
+
+
+class Lane:
+    """Runs tasks one after the other while somebody uses it. Knows nobody: who is dropped goes away, and leaves."""
+
+    def __init__(self):
+        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._lock = threading.RLock()  # objects may be collected, and leave, while a thread holds it
+        self._users = 0
+        self.thread: threading.Thread | None = None
+
+    def join(self) -> None:
+        """One more uses it."""
+        with self._lock:
+            self._users += 1
+            if self.thread is None:
+                self.thread = threads.start(self._work, name="laconic", stop=self._stop)
+
+    def leave(self) -> None:
+        """The last one ends the thread behind what was put. Does not wait."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._tasks.put(None)
+
+    def rest(self, thread: threading.Thread) -> None:
+        """Returns when its thread has ended; at once if somebody uses it."""
+        while self._users == 0 and thread.is_alive():
+            thread.join(GLANCE)
+
+    def put(self, task) -> None:
+        self._tasks.put(task)
+
+    def _stop(self) -> None:
+        self._tasks.put(_STOP)
+
+    def _work(self) -> None:
+        while True:
+            task = self._tasks.get()
+            if task is _STOP:
+                return
+            if task is None:
+                with self._lock:
+                    if self._users == 0:
+                        self.thread = None
+                        return
+                continue
+            task()
+            del task  # it holds a worker
+
+    def wait_for(self, what, over=lambda: False):
+        """What `what()` gives in the thread, after everything that was put. None where `over()`, or the thread has ended meanwhile."""
+        box: concurrent.futures.Future = concurrent.futures.Future()
+        thread = self.thread
+
+        def task():
+            try:
+                box.set_result(what())
+            except BaseException as error:  # noqa: BLE001  raised below
+                box.set_exception(error)
+
+        self._tasks.put(task)
+        while not concurrent.futures.wait([box], timeout=GLANCE).done:
+            if (thread is None or not thread.is_alive() or over()) and not box.done():
+                return None
+        return box.result()
+
+
+class SharedLane(Lane):
+    """Of all wrappers of a group and a backend: one sibling, one engine, one thread. Without a failure, the sibling serves the next
+    one to attach when the last has left."""
+
+    def __init__(self, sibling: Sibling):
+        super().__init__()
+        self.sibling, self._sound = sibling, True
+        self.engine = Engine(sibling.group, of=sibling.of)
+
+    @classmethod
+    def of(cls, group, meeting: Meeting, backend: str | None) -> SharedLane:
+        """Collective over the group where nobody has one yet. Its caller has joined it."""
+        shared = _shared.setdefault(group, {})
+        fit = [number for number in meeting.shared if number in shared and shared[number].sibling.backend == Sibling.backend_of(group, backend)]
+        lane = shared[min(fit)] if fit else cls(Sibling(group, meeting, backend=backend))
+        if lane.sibling.number is not None:
+            shared[lane.sibling.number] = lane
+        lane.join()
+        return lane
+
+    def leave(self) -> None:
+        with self._lock:
+            super().leave()
+            if self._users == 0 and self._sound:
+                self._forget()
+                self.sibling.release()
+
+    def spoil(self) -> None:
+        """It has failed: stale messages may be on their way, and nobody else is to use it."""
+        self._sound = False
+        self._forget()
+
+    def _forget(self) -> None:
+        _shared.get(self.sibling.of, {}).pop(self.sibling.number, None)
+
+
+#: group → number of its sibling → the lane that wrappers of this process share
+_shared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def shared_of(group) -> list[int]:
+    """Numbers of the siblings that another wrapper could share."""
+    return sorted(_shared.get(group, ()))

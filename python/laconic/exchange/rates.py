@@ -1,0 +1,87 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Loss scales and learning rates, which residuals follow: attach(scaler=), handle.follow(optimizer)."""
+
+from __future__ import annotations
+
+import math
+
+from ..core import errors
+
+DIVIDING = {"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta"}  #: optimizers, by the root of squares or the like
+
+
+class Units:
+    """What a step's gradients are multiplied by, and the learning rate of every parameter that a followed optimizer has."""
+
+    def __init__(self, parameters, scaler, stage):
+        """parameters: (name, tensor) of what is exchanged."""
+        self._names = {id(p): name for name, p in parameters}
+        self._scaler, self._stage = scaler, stage
+        self.scale = 1.0
+        self.rates: dict[str, float] | None = None  #: by name; None where nothing is followed
+        self._followed: list = []  # (optimizer, for each of its groups: how many parameters, names of those exchanged)
+
+    def follow(self, optimizer) -> None:
+        groups = getattr(optimizer, "param_groups", None)
+        if not isinstance(groups, list) or not groups or not all(isinstance(g, dict) and "lr" in g and "params" in g for g in groups):
+            raise errors.error("invalid_argument", f"{type(optimizer).__name__} has no param_groups with a learning rate",
+                               "give the torch optimizer that takes this model's gradients")
+        if any(optimizer is other for other, _ in self._followed):
+            return
+        listed = self._listed(optimizer)
+        if not any(names for _, names in listed):
+            raise errors.error("invalid_argument", f"{type(optimizer).__name__} has none of the parameters that are exchanged",
+                               "give the torch optimizer that takes this model's gradients")
+        self._followed.append((optimizer, listed))
+
+    def second_leg(self, explained: dict) -> str | None:
+        """Where an optimizer that is followed divides by the size of what arrives, what the owners' encoding of the mean costs."""
+        dividing = [kind for optimizer, _ in self._followed for kind in type(optimizer).__mro__ if kind.__name__ in DIVIDING]
+        if not dividing or explained["strategy"] != "two_shot" or not explained["feedback"]:
+            return None
+        return (f"{dividing[0].__name__} divides by the size of what arrives, and means are encoded a second time: strategy='gather_all' loses "
+                f"about half as much, for {explained['world'] / 2:g} times the bytes; laconic.ShardedOptimizer encodes what is behind the optimizer")
+
+    def _listed(self, optimizer) -> list:
+        return [(len(g["params"]), [self._names[id(p)] for p in g["params"] if id(p) in self._names]) for g in optimizer.param_groups]
+
+    def begin_step(self) -> None:
+        if self._scaler is not None and self._scaler.is_enabled():
+            self.scale = self._stage.scale_of(self._scaler)
+        self.rates = self._now() if self._followed else None
+
+    def _now(self) -> dict[str, float]:
+        rates = {}
+        for i, (optimizer, listed) in enumerate(self._followed):
+            groups = optimizer.param_groups
+            if [len(g["params"]) for g in groups] != [count for count, _ in listed]:  # a group was added
+                listed = self._listed(optimizer)
+                self._followed[i] = optimizer, listed
+            for group, (_, names) in zip(groups, listed):
+                rates.update(dict.fromkeys(names, float(group["lr"])))
+        return rates
+
+
+def usable(rate: float) -> bool:
+    """Residuals wait while a learning rate is 0, or no number."""
+    return rate > 0 and math.isfinite(rate)
+
+
+def changes(before: dict[str, float], now: dict[str, float]) -> dict[str, float]:
+    """Parameter's name → old/new, where that is not 1; `before` becomes `now`, but for rates that residuals wait for."""
+    factors = {}
+    for name, rate in now.items():
+        if usable(rate):
+            old = before.get(name, rate)
+            if old != rate:
+                factors[name] = old / rate
+            before[name] = rate
+    return factors
+
+
+def parameter_of(entry: str) -> str | None:
+    """Whose residual an entry of a session's state is; None where it is none: codec state, a momentum, a mean."""
+    kind, _, name = entry.partition("/")
+    if kind == "residual":
+        return name
+    return name.rpartition("@")[0] if kind == "owner_residual" else None

@@ -1,0 +1,409 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""`laconic.Session`: gradients of any framework, averaged over all ranks of an engine. Needs no torch, but for engine="c10d"."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import math
+import os
+import threading
+import weakref
+
+from ..core import _arrays, _lib, environment, errors
+from ..core._checks import U32, U64, whole
+from ..core.errors import LaconicError
+from ..engines import aggregation, plugin
+from . import trace
+from .changes import Changes
+from .csession import ALONE, PART, WINDOW, CSession, Layout
+from .driver import cards_of_all
+from .rules import chosen, given
+from .state import VERSION, check_fields, check_header, check_number, check_seal, check_version, corrupt, of_one_rank, sealed, unsealed
+
+ENGINES = ("mpi", "gloo", "c10d")
+TIMEOUT = 1800.0
+
+
+class Session:
+    """Averages a model's gradients over all ranks, compressed.
+
+        with laconic.Session("3lc", [("w1", (64, 256)), ("b1", (256,))], engine="mpi") as session:
+            for step in range(300):
+                gradient[:] = ...              # float32, all parameters back to back
+                session.average(step, gradient)
+
+    Of one rank gradients pass through as they are. One thread at a time trains; `stats` and `explain` may be asked by any thread at any time. Attributes: `rank`, `world`, `spec`.
+    """
+
+    def __init__(self, spec: str, parameters, engine: str = "mpi", *, seed: int = 0, small_elements: int = 4096,
+                 strategy: str = "auto", down: str | None = None, threads: int = 1, window: int = WINDOW, part: int = PART, timeout: float = TIMEOUT,
+                 aggregator: str | None = None, token=None, quorum: float = 1.0, deadline_ms: float = 20.0,
+                 auth: str = "header", multicast: bool = False, rules=None, control: str | None = None,
+                 record: str | os.PathLike | None = None,
+                 rank: int | None = None, world: int | None = None, rendezvous: str | None = None, interface: str | None = None,
+                 group=None):
+        """All ranks together: they compare spec, parameters and options, and where one differs, or cannot make its session, all
+        get a LaconicError.
+
+        Args:
+            spec: "3lc:s=1.5", "topk:ratio=0.01", … (`laconic list`).
+            parameters: (name, shape) pairs, in the order in which their gradients lie in the array.
+            engine: "mpi", the processes that mpirun has started (or this one alone); "gloo"; "c10d", a process group of torch.
+            seed: of all random streams; equal on all ranks.
+            small_elements: parameters of at most this many elements go uncompressed.
+            strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum".
+            down: spec by which means come down, as of `laconic.attach`.
+            threads: for encoding and decoding on this rank; results do not depend on it.
+            window: exchanges in flight at a time, 1 to 8; equal on all ranks.
+            part: the array is cut between parameters into parts of at most so many bytes, each an exchange of its own; equal on
+                all ranks. 0: not at all.
+            timeout: seconds that a rank waits for the others; c10d has its group's own.
+            aggregator, token, quorum, deadline_ms, auth, multicast: aggregation servers, as of `laconic.attach`.
+            rules, control: which parameters get another spec, and the law that moves settings, as of `laconic.attach`.
+            record: file in which rank 0 records what ranks report and laws decide, as of `laconic.attach`.
+            rank, world: of "gloo". "mpi" has the launcher's and refuses others.
+            rendezvous: of "gloo": "file:FOLDER", an empty folder that all see, or "tcp:HOST:PORT", where rank 0 listens.
+            interface: of "gloo": the network to use, by its name.
+            group: of "c10d": the process group, by default that of all ranks.
+        """
+        self._lock, self._in_use = threading.RLock(), threading.RLock()
+        self._last_words: tuple[dict, dict] | None = None
+        self._next_step = 0
+        self._failures: list[BaseException] = []  # of the last average()
+        self._open_engine(engine, timeout, rank, world, rendezvous, interface, group)
+        try:
+            self._session, self._layout = self._open_session(spec, parameters, rank, world, seed=seed, threads=threads,
+                                                             small_elements=small_elements, strategy=strategy, down=down,
+                                                             window=window, part=part, timeout=timeout, rules=rules, control=control, record=record,
+                                                             aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
+        except BaseException:
+            self._end_engine()
+            raise
+        if self.rank == 0:
+            environment.report_unknown()
+        if self.world == 1:
+            environment.say(ALONE)
+        self._changes = Changes()
+        self._session.trace = trace.from_environment(self.rank, self._session.window)
+        ours = weakref.WeakMethod(self._exchange_ended)
+        self._driver = self._session.driver(self._engine, lambda *ending: ours()(*ending))
+        explained = self._session.explain()
+        self.spec: str = explained["spec"]
+
+    # ---- set-up ---------------------------------------------------------------------------------------------------------------
+
+    def _open_engine(self, engine, timeout, rank, world, rendezvous, interface, group) -> None:
+        self._sibling = None
+        timeout = _seconds(timeout)
+        if (rank is None) != (world is None):
+            raise errors.error("invalid_argument", f"rank is {rank!r} and world is {world!r}", "give both or neither")
+        if engine != "gloo" and (rendezvous is not None or interface is not None):
+            raise errors.error("invalid_argument", f"engine {engine!r} takes no rendezvous and no interface",
+                               'they are for engine="gloo"')
+        if engine != "c10d" and group is not None:
+            raise errors.error("invalid_argument", f"engine {engine!r} takes no group", 'it is for engine="c10d"')
+        if engine == "mpi":
+            self._engine = plugin.open_mpi(timeout=timeout)
+        elif engine == "gloo":
+            if rank is None or rendezvous is None:
+                raise errors.error("invalid_argument", "nobody tells Gloo of the other ranks",
+                                   'engine="gloo" takes rank, world and rendezvous="file:FOLDER" or "tcp:HOST:PORT"')
+            world = whole("world", world, 1, U32)
+            options = {"rank": whole("rank", rank, 0, world - 1), "world": world,
+                       "rendezvous": _text("rendezvous", rendezvous), "interface": _text("interface", interface)}
+            self._engine = plugin.PluginEngine(plugin.gloo_path(), timeout=timeout, **options)
+        elif engine == "c10d":
+            self._engine = self._open_c10d(group)
+        else:
+            raise errors.error("invalid_argument", f"engine {engine!r} is not known", "one of " + ", ".join(ENGINES))
+        self.rank, self.world = self._engine.rank, self._engine.world
+
+    def _open_c10d(self, group):
+        try:
+            import torch.distributed as dist
+        except ImportError as error:
+            raise errors.error("unsupported", f'engine="c10d" needs torch: {error}',
+                               "pip install torch, or take mpi or gloo") from None
+        from ..engines.c10d import Engine
+        from ..engines.group import Meeting, Sibling
+
+        if group is None:
+            if not (dist.is_available() and dist.is_initialized()):
+                raise errors.error("invalid_argument", "torch has no process group yet",
+                                   "torch.distributed.init_process_group first")
+            group = dist.group.WORLD
+        self._sibling = Sibling(group, Meeting(group, ""))
+        return Engine(self._sibling.group, of=group)
+
+    def _open_session(self, spec, parameters, rank, world, *, strategy, aggregator, timeout, rules, control, record, **options) -> tuple[CSession, Layout]:
+        """Everything that one rank may refuse, and the agreement of all of them."""
+        session = layout = failure = servers = None
+        sums = self._engine.probe_sums()
+        try:
+            if rank is not None and (rank, world) != (self.rank, self.world):
+                raise errors.error("invalid_argument", f"the launcher has made this rank {self.rank} of {self.world}, asked for is "
+                                   f"rank {rank} of {world}", "leave rank and world to the launcher")
+            listed, options["rules"] = _listed(parameters), given(rules)
+            options["control"], options["record"] = chosen(control), chosen(record, "LACONIC_RECORD")
+            servers = aggregation.of(*aggregator, strategy=strategy)
+            if servers is not None:
+                servers.open(self.world, timeout)
+            session = CSession(spec, listed, rank=self.rank, world=self.world, engine_sums=sums,
+                               short_sends=self._engine.short_sends, aggregates=servers is not None,
+                               strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
+            layout = _layout(listed)
+        except LaconicError as error:  # the other ranks are about to compare cards with us
+            failure = aggregation.without_codes(error, str(spec))
+        except Exception as error:  # noqa: BLE001  an argument of a wrong type
+            failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.Session)")
+        cards = cards_of_all(self._engine, session, failure, "make its session")
+        if servers is not None or not self._engine.of_cpp:  # ranks of C++ know no such round
+            aggregation.agree(self._engine, servers)
+        session.check(cards)
+        if servers is not None and self.world > 1:
+            self._engine = servers.join(self._engine, session)
+        return session, layout
+
+    # ---- exchange -------------------------------------------------------------------------------------------------------------
+
+    def average(self, step: int, array) -> None:
+        """Replaces the values of `array` by their mean over all ranks: C-contiguous float32, all parameters back to back, a NumPy
+        array or anything else with a buffer or an __array_interface__. Every rank makes the call, with the same step.
+
+        Raises:
+            LaconicError: on every rank if one has trouble (a wrong array, no memory): the next step may go on, and the array may
+                hold anything. A failure of the engine is that of every later call, too; what was not delivered lies in the
+                residuals.
+        """
+        with self._lock:
+            self._check_open()
+            if self._session.waiting and self._session.broken is None:
+                self._set_what_waits()
+            failure = memory = None
+            try:
+                step = whole("step", step, 0, U64 >> 1)
+                memory = _arrays.floats_in_place(array, self._layout.elements)
+            except LaconicError as error:  # the other ranks are about to exchange theirs
+                failure = error
+            except Exception as error:  # noqa: BLE001
+                failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "give a flat float32 array")
+            if failure is not None and self._session.broken is not None:
+                raise self._session.broken
+            if failure is not None:
+                step = self._next_step if type(step) is not int or not 0 <= step <= U64 >> 1 else step
+            self._next_step = step + 1
+            whole_before = self._session.broken is None
+            failures = self._exchange(step, memory, failure)
+            if self._session.broken is not None and whole_before:
+                plugin.keep_for_good(self._session, self._driver, memory, array)
+            if failures:
+                raise failures[0] if failure is None or self._session.broken is not None else failure
+            self._tell_changes()
+
+    def _exchange(self, step: int, memory, failure: LaconicError | None) -> list[BaseException]:
+        """Gives what failed."""
+        driver, failures, broken = self._driver, self._failures, self._session.broken
+        failures.clear()
+        codes = [driver.submit(self._layout, ctypes.addressof(memory) if failure is None else 0, _lib.F32, step=step, failure=failure),
+                 driver.finish()]
+        if any(codes) and not failures:
+            failures.append(self._session.broken or _lib.last_error(max(codes)))
+        if broken is not None:
+            return [broken]
+        return [error if error.__cause__ is None or isinstance(error.__cause__, Exception) else error.__cause__  # or KeyboardInterrupt
+                for error in failures]
+
+    def _exchange_ended(self, _tokens, _parts, error: LaconicError | None) -> None:
+        if error is not None:
+            self._failures.append(error)
+
+    def _check_open(self) -> None:
+        if self._last_words is not None:
+            raise errors.error("invalid_argument", "this session was closed", "make another one")
+
+    def _tell_changes(self, *, last: bool = False) -> None:
+        if self.rank == 0 and self._session.reports:
+            self._changes.tell(self.explain, last=last)
+
+    # ---- what users ask --------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict:
+        """Counters: steps, dense_bytes, wire_bytes, ratio, encode/decode/wire seconds, fallbacks, …"""
+        with self._in_use:
+            return self._stats() if self._last_words is None else self._last_words[0].copy()
+
+    def _stats(self) -> dict:
+        return {**self._driver.stats(), **self._aggregating("stats")}
+
+    def _aggregating(self, what: str) -> dict:
+        return getattr(self._engine, what)() if isinstance(self._engine, aggregation.AggregatingEngine) else {}
+
+    def explain(self) -> dict:
+        """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload; engine and library."""
+        with self._in_use:
+            return self._explain() if self._last_words is None else self._last_words[1].copy()
+
+    def _explain(self) -> dict:
+        return {**self._session.explain(), **self._aggregating("explain"), "engine": getattr(self._engine, "name", "c10d"),
+                "library": getattr(self._engine, "library", "torch")}
+
+    def flush(self, steps: int = 10) -> int:
+        """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
+
+        Gives how many more calls of `average` it takes until they are empty: the first one carries the request to the other ranks.
+        One rank's call is enough. A flush that is under way goes on as it is.
+        """
+        with self._lock:
+            self._check_open()
+            steps = whole("steps", steps, 1, 65535)
+            return self._session.flush(steps) or steps + 1
+
+    def set(self, spec: str | None = None, rules=None, control: str | None = None) -> None:
+        """Other settings from the next call of `average` on, those of the constructor; what is None stays. Residuals stay, too.
+
+        Every rank makes the call, with the same arguments. All ranks change, or none does: where one cannot, or ranks differ,
+        all get one LaconicError and go on as before. A setting without error feedback (`none`, `bf16`, `+noef`) has no
+        place for residuals: these go out with the gradients first, in as many steps as they are larger, and the setting holds from
+        the call of `average` behind them. docs/guide/control.md.
+        """
+        with self._lock:
+            self._check_open()
+            if self._session.broken is not None:
+                raise self._session.broken
+            if self._driver.set(spec, rules, control):
+                self._take_settings()
+            elif self.rank == 0:
+                environment.say(f"set: residuals go out first, over {self._session.flush_steps_left()} steps or more")
+
+    def _take_settings(self) -> None:
+        explained = self._session.explain()
+        self.spec = explained["spec"]
+        if self.rank == 0:
+            environment.say(f"set from step {self._next_step} on: {self.spec} by {explained['strategy']}")
+
+    def _set_what_waits(self) -> None:
+        """What cannot be is told, and averaging goes on."""
+        try:
+            if self._driver.set_what_waits():
+                self._take_settings()
+        except LaconicError as error:
+            if self.rank == 0 and self._session.broken is None:  # else the exchange has the message
+                environment.say(f"set: {error}; averages go on by {self.spec}", logging.WARNING)
+
+    def state_dict(self) -> dict:
+        """What this rank must keep to continue bit for bit, as plain data: {"version", "header", "part", "entries"}, entries being
+        the bytes of float32 values (little-endian) by name. One per rank, after the same step: residuals differ."""
+        with self._lock:
+            self._check_open()
+            return sealed({"version": VERSION, "header": self._session.header(), "part": self._part(),
+                           "entries": {name: ctypes.string_at(address, 4 * count) if count else b""
+                                       for name, address, count in self._session.entries()}})
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continues what this rank has saved. A state that is damaged, or of another rank, world size, model, spec or version, is
+        refused and changes nothing; where the engine adds that of another `part`, too: it would change the last bit of sums."""
+        with self._lock:
+            self._check_open()
+            check_fields("it", state, {"version", "header", "part", "entries"})
+            check_version(state["version"])
+            header = unsealed(state)["header"]
+            check_header(header)
+            self._session.accepts(header)
+            if check_number("part", state["part"], U64) != self._part() and self.world > 1:
+                raise errors.error("state_spec", f"state: expected one saved with part={self._part()}, found part={state['part']}",
+                                   "the engine adds: parts of another size would change the last bit of its sums")
+            entries = list(self._session.entries())
+            saved = of_one_rank(state["entries"]) if self.world == 1 else state["entries"]
+            check_fields("entries", saved, {name for name, _, _ in entries})
+            ready = [self._checked(i, name, saved[name]) for i, (name, _, _) in enumerate(entries)]
+            check_seal(state)
+            for (_, address, count), values in zip(entries, ready):
+                if count:
+                    ctypes.memmove(address, values, 4 * count)
+
+    def _part(self) -> int:
+        return self._session.part if self._session.layout_matters else 0
+
+    def _checked(self, i: int, name: str, saved):
+        if not isinstance(saved, (bytes, bytearray)) or len(saved) % 4:
+            raise corrupt(f"{name} is {type(saved).__name__}, not the bytes of float32 values")
+        values = (ctypes.c_float * (len(saved) // 4)).from_buffer_copy(saved)
+        _lib.check(_lib.lib.laconic_session_state_check(self._session._handle, i, values, len(values)))  # noqa: SLF001
+        return values
+
+    # ---- the end -----------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Frees what it holds; stats() and explain() stay. Every rank calls it, or none: it is done at the end of the process,
+        too."""
+        with self._lock, self._in_use:
+            if self._last_words is not None:
+                return
+            self._last_words = self._stats(), self._explain()
+            self._tell_changes(last=True)
+            if self._session.waiting and self.rank == 0:
+                environment.say("set: residuals were not out at the end; nothing was set", logging.WARNING)
+            if self._session.broken is None:
+                self._driver.close()
+                self._session.close()
+            elif self._session.trace is not None:
+                self._session.trace.close()
+            self._end_engine()
+
+    def _end_engine(self) -> None:
+        if isinstance(self._engine, aggregation.AggregatingEngine):
+            self._engine.leave()
+            self._engine = self._engine.inner
+        if self._sibling is None:
+            self._engine.close()
+        elif getattr(self, "_session", None) is None or self._session.broken is None:
+            self._sibling.release()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind, error, where) -> None:
+        if isinstance(error, SystemExit) and error.code:
+            plugin.abandon()
+        self.close()
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------------
+
+
+def _seconds(timeout) -> float:
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not 0 < seconds <= 1e8:
+        raise errors.error("invalid_argument", f"timeout is {timeout!r}", "seconds, above 0")
+    return seconds
+
+
+def _text(name: str, value) -> str | None:
+    if value is not None and (not isinstance(value, str) or "\0" in value):
+        raise errors.error("invalid_argument", f"{name} is {value!r}", "a str without NUL")
+    return value
+
+
+def _listed(parameters) -> list[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every parameter; a shape may be a single number."""
+    listed = []
+    for entry in parameters:
+        try:
+            name, shape = entry
+        except (TypeError, ValueError):
+            raise errors.error("invalid_argument", f"a parameter is {entry!r}",
+                               'a pair of name and shape, ("w1", (64, 256))') from None
+        dims = shape if isinstance(shape, (tuple, list)) else (shape,)
+        listed.append((name, tuple(whole(f"the shape of {name!r}", d, 0, U64) for d in dims)))
+    return listed
+
+
+def _layout(parameters) -> Layout:
+    counts = [math.prod(shape) for _, shape in parameters]
+    offsets = [0, *itertools.accumulate(counts)]
+    return Layout(range(len(counts)), offsets[:-1], offsets[-1])

@@ -1,0 +1,277 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""How gradients get to host memory and back: where they lie on the CPU already, or from an accelerator through pinned memory.
+
+The only place that knows streams. `InPlace` and `HostStage` have the same methods; the worker does not ask which it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+
+import torch
+import torch.distributed
+
+from ..core import environment, errors
+from ..core.errors import LaconicError
+
+#: threads of a rank beside an accelerator, where the host has more cores than that
+MOST_THREADS = 8
+
+
+def stage_for(parameters):
+    """The stage of a model's (name, parameter) pairs; all of them have to lie on one device."""
+    if not parameters:
+        return InPlace()
+    first, device = parameters[0][0], parameters[0][1].device
+    other = next(((name, p.device) for name, p in parameters if p.device != device), None)
+    if other is not None:
+        raise errors.error("unsupported", f"parameter {first} lies on {device}, parameter {other[0]} on {other[1]}",
+                           "all parameters that are exchanged lie on one device of each rank")
+    if device.type == "cpu":
+        return InPlace()
+    if not hasattr(torch, "accelerator"):
+        raise errors.error("unsupported", f"parameter {first} lies on {device}, and torch {torch.__version__} has no "
+                           "torch.accelerator", "gradients on an accelerator need torch 2.6 or newer")
+    if not torch.distributed.is_gloo_available():
+        raise errors.error("unsupported", f"parameter {first} lies on {device}, and torch {torch.__version__} has no Gloo, over which "
+                           "gradients of an accelerator are exchanged", "install a build of torch with Gloo, as PyPI's are")
+    here = torch.accelerator.current_accelerator()
+    if here is None or here.type != device.type:
+        raise errors.error("unsupported", f"parameter {first} lies on {device}, which is no accelerator of this torch",
+                           "move the model to the CPU or to torch.accelerator.current_accelerator()")
+    return HostStage(device)
+
+
+def usable_threads(devices: int) -> int:
+    """Threads for each rank of this host, where there are as many ranks as the launcher says, else as there are devices."""
+    usable = len(os.sched_getaffinity(0))
+    for variable in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        said = os.environ.get(variable, "")
+        if said.isdecimal() and int(said) > 0:
+            return max(1, min(MOST_THREADS, usable // int(said)))
+    return max(1, min(MOST_THREADS, usable // max(devices, 1)))
+
+
+class Ticket:
+    """A flat buffer on its way to the host and back: `host`, which holds its gradients from `ready` on, and the pieces of the
+    device that it was collected from, each with its first element in `host`."""
+
+    __slots__ = ("error", "event", "host", "kept", "pieces")
+
+    def __init__(self, pieces):
+        self.pieces, self.host = pieces, None
+        self.kept: Kept | None = None  #: where `host` comes from
+        self.event = None  #: its copy to the host has ended
+        self.error: BaseException | None = None  #: it could not be begun
+
+    @property
+    def value(self) -> torch.Tensor:
+        """What its future gets: a buffer in one piece, or a piece, so that the future knows the device."""
+        return self.pieces[0][1]
+
+
+class Kept:
+    """The host's buffer of a layout, and the last copy from it to the device."""
+
+    __slots__ = ("host", "left")
+
+    def __init__(self, host: torch.Tensor):
+        self.host, self.left = host, None
+
+
+class InPlace:
+    """Gradients on the CPU: nothing is copied, unless a buffer has to be collected from pieces."""
+
+    path, device, told = "in_place", torch.device("cpu"), "cpu in place"
+    backend = None  #: of the sibling group: the caller's own
+    devices = None  #: of the futures
+    cuts_sums = True  #: what the caller's group sums may be cut along a saved layout
+    at_end = True  #: means of small buckets may wait for the end of backward(): see laconic.exchange.delivery
+    threads = 1
+    staged_bytes, copy_seconds, pinned_bytes = 0, 0.0, 0
+
+    def scale_of(self, scaler) -> float:
+        return float(scaler.get_scale())
+
+    def fetch(self, layout, pieces) -> Ticket:
+        """`pieces`: (first element, flat tensor), which fill the layout's buffer."""
+        ticket = Ticket(pieces)
+        if pieces[0][1].numel() == layout.elements:
+            ticket.host = pieces[0][1]
+        else:
+            ticket.host = torch.empty(layout.elements, dtype=pieces[0][1].dtype, device="cpu")
+            for at, piece in pieces:
+                ticket.host[at : at + piece.numel()] = piece
+        return ticket
+
+    def ready(self, ticket: Ticket) -> int:
+        return ticket.host.data_ptr()
+
+    def deliver(self, ticket: Ticket, future, error: BaseException | None = None) -> None:
+        if ticket.host is not ticket.value:
+            for at, piece in ticket.pieces:
+                piece.copy_(ticket.host[at : at + piece.numel()])
+        future.set_result(error or ticket.value)
+
+    def close(self, abandoned: bool) -> None:
+        """The buffers are the caller's."""
+
+
+class HostStage:
+    """Gradients on an accelerator: copied to pinned memory on one stream, back on another, so that a bucket's way up does not
+    wait for the next one's way down.
+
+    `fetch` and `scale_of` belong to the hook: they never wait, and never raise. `ready` and `deliver` belong to the worker. The
+    host's buffer is the layout's, in the type of the gradients, and goes with it.
+    """
+
+    path, backend, at_end, cuts_sums = "staged", "gloo", False, False
+
+    def __init__(self, device: torch.device):
+        self.device, self.devices = device, [device]
+        self.told = f"{device} staged through host memory"
+        self.threads = usable_threads(torch.accelerator.device_count())
+        self._down, self._up = torch.Stream(device=device), torch.Stream(device=device)
+        self._buffers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # layout → Kept
+        self._lock = threading.Lock()  # of the buffers: any thread may ask how many bytes they are
+        self._refused = False  # memory could not be pinned
+        self._down_bytes, self._up_bytes, self.copy_seconds = 0, 0, 0.0
+
+    @property
+    def staged_bytes(self) -> int:
+        return self._down_bytes + self._up_bytes  # one of the hook's thread, one of the worker's
+
+    @property
+    def pinned_bytes(self) -> int:
+        with self._lock:
+            hosts = [kept.host for kept in self._buffers.values()]
+        return sum(host.numel() * host.element_size() for host in hosts if host.is_pinned())
+
+    def order_after_compute(self) -> None:
+        """What is copied from here on is what the current stream has computed by then."""
+        self._down.wait_stream(torch.accelerator.current_stream(self.device))
+
+    def scale_of(self, scaler):
+        """The loss scale, as what float() gives it for: on the device it is read by the worker."""
+        scale = getattr(scaler, "_scale", None)
+        if scale is None or scale.device.type == "cpu":  # a scaler that has not begun knows its first scale
+            return float(scaler.get_scale())
+        ticket = Ticket([(0, scale.detach().reshape(1))])
+        with _kept_for(ticket):
+            ticket.host = self._pinned(1, scale.dtype)
+            self._begin(ticket)
+        return Later(self, ticket)
+
+    def fetch(self, layout, pieces) -> Ticket:
+        """Begins to copy the pieces, each with its first element in the layout's buffer, into the host's."""
+        ticket = Ticket(pieces)
+        with _kept_for(ticket):
+            kept = self._buffers.get(layout)
+            if kept is None:
+                kept = Kept(self._pinned(layout.elements, ticket.value.dtype))
+                with self._lock:
+                    self._buffers[layout] = kept
+            if kept.left is not None:  # behind a backward() that failed nobody may have waited for it
+                self._down.wait_event(kept.left)
+            ticket.kept, ticket.host = kept, kept.host
+            self._begin(ticket)
+            self._down_bytes += kept.host.numel() * kept.host.element_size()
+        return ticket
+
+    def _begin(self, ticket: Ticket) -> None:
+        self.order_after_compute()
+        with _on(self._down):
+            for at, piece in ticket.pieces:
+                ticket.host[at : at + piece.numel()].copy_(piece, non_blocking=True)
+                piece.record_stream(self._down)
+            ticket.event = self._down.record_event()
+
+    def ready(self, ticket: Ticket) -> int:
+        """Waits for the copy; gives the address of the host's buffer. RuntimeError if it did not come."""
+        since = time.perf_counter()
+        try:
+            if ticket.error is not None:
+                raise ticket.error
+            ticket.event.synchronize()
+        finally:
+            self.copy_seconds += time.perf_counter() - since
+        return ticket.host.data_ptr()
+
+    def deliver(self, ticket: Ticket, future, error: BaseException | None = None) -> None:
+        """Begins to copy the means back, and sets the future behind that: its own events are ordered after the copy. With an
+        error the gradients stay as they are."""
+        with _on(self._up):
+            if error is None:
+                error = self._copy_back(ticket)
+            future.set_result(error or ticket.value)
+
+    def _copy_back(self, ticket: Ticket) -> LaconicError | None:
+        try:
+            for at, piece in ticket.pieces:
+                piece.copy_(ticket.host[at : at + piece.numel()], non_blocking=True)
+                piece.record_stream(self._up)
+                self._up_bytes += piece.numel() * piece.element_size()
+            ticket.kept.left = self._up.record_event()
+        except RuntimeError as error:
+            return copy_failed(error, f"from the host to {self.device}")
+        return None
+
+    def close(self, abandoned: bool) -> None:
+        """Frees the host's buffers; never, if a collective that has not ended uses them."""
+        if abandoned:
+            _abandoned.extend(self._buffers.values())
+        with self._lock:
+            self._buffers.clear()
+
+    def _pinned(self, elements: int, dtype) -> torch.Tensor:
+        try:
+            return torch.empty(elements, dtype=dtype, device="cpu", pin_memory=True)
+        except RuntimeError as error:
+            if not self._refused:
+                self._refused = True
+                environment.say(f"host memory could not be pinned, copies will be slower: {error}", logging.WARNING)
+            return torch.empty(elements, dtype=dtype, device="cpu")
+
+
+_abandoned: list[Kept] = []
+
+
+class Later:
+    """A number that is on its way from the device; float() waits for it."""
+
+    def __init__(self, stage: HostStage, ticket: Ticket):
+        self._stage, self._ticket = stage, ticket
+
+    def __float__(self) -> float:
+        self._stage.ready(self._ticket)
+        return float(self._ticket.host[0])
+
+
+@contextlib.contextmanager
+def _kept_for(ticket: Ticket):
+    """What fails inside, `ready` raises: in the hook DDP would not survive it."""
+    try:
+        yield
+    except RuntimeError as error:
+        ticket.error = error
+
+
+def copy_failed(error: BaseException, way: str) -> LaconicError:
+    return errors.error("peer_failed", f"gradients could not be copied {way}: {type(error).__name__}: {error}",
+                        "look at this rank's device")
+
+
+@contextlib.contextmanager
+def _on(stream):
+    """What begins inside is queued on this stream."""
+    before = torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
