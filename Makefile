@@ -17,7 +17,7 @@ demo:  ## train with and without compression over a slow link; MODEL= DATA= RATE
 	@scripts/bootstrap --required
 	@scripts/bootstrap --python & python=$$!; \
 	  scripts/build release laconic_c laconic_cli; built=$$?; wait $$python && exit $$built  # pip mostly waits
-	@.venv/bin/python examples/demo/run.py \
+	@.venv/bin/python -m examples.demo.run \
 	  $(if $(MODEL),--model "$(MODEL)") $(if $(DATA),--data "$(DATA)") \
 	  $(if $(RATE),--rate "$(RATE)") $(if $(NETWORKS),--networks "$(NETWORKS)") $(if $(WORKERS),--workers "$(WORKERS)") \
 	  $(if $(SPECS),--specs "$(SPECS)") $(if $(SEEDS),--seeds "$(SEEDS)")
@@ -26,7 +26,7 @@ demo-aggregation:  ## the same over aggregation servers, at 100 Mbit/s, loss 0 a
 	@scripts/bootstrap --required
 	@scripts/bootstrap --python & python=$$!; \
 	  scripts/build release laconic_c laconic_cli; built=$$?; wait $$python && exit $$built
-	@.venv/bin/python examples/demo/aggregation.py $(if $(PUBLISH),--publish "$(PUBLISH)")
+	@.venv/bin/python -m examples.demo.aggregation $(if $(PUBLISH),--publish "$(PUBLISH)")
 
 build:  ## the library, the command, tests, benchmarks; PRESET= chooses another preset
 	@scripts/bootstrap
@@ -47,38 +47,38 @@ users:  ## programs of Hugging Face, Lightning and others, each with laconic; NA
 
 bench:  ## measure every codec on this CPU into docs/results (5 minutes); QUICK=1: a minute's worth into out/bench
 	@scripts/bootstrap
-	@scripts/build release laconic_cli laconic_c $(basename $(notdir $(wildcard bench/*_bench.cc)))
-	@.venv/bin/python bench/run.py $(if $(QUICK),--quick)
+	@scripts/build release laconic_cli laconic_c $(basename $(notdir $(wildcard bench/*/*_bench.cc)))
+	@.venv/bin/python -m bench.cpu.run $(if $(QUICK),--quick)
 
 models:  ## every model of the demo with every exchange on four networks into docs/results/models.md (four hours, in parts)
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
-	@.venv/bin/python bench/matrix.py
+	@.venv/bin/python -m bench.learning.matrix
 
 quality:  ## every codec at its default with the demo's models into docs/results/quality.md (below an hour, in parts)
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
-	@.venv/bin/python bench/qualities.py
+	@.venv/bin/python -m bench.learning.qualities
 
 control:  ## laws in virtual time and in the network lab, into docs/results/control.md (some hours, in parts)
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli control_loop_bench
-	@.venv/bin/python bench/controls.py
+	@.venv/bin/python -m bench.control.controls
 
 aggregation-learning:  ## thc under loss, late workers, other widths, into docs/results/aggregation-learning.md (half an hour, in parts)
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
-	@.venv/bin/python bench/aggregation_learning.py
+	@.venv/bin/python -m bench.aggregation.aggregation_learning
 
 engines:  ## averaging over every engine against its own all-reduce into docs/results/engines.md (half an hour, in parts)
 	@scripts/bootstrap
 	@scripts/build release
-	@.venv/bin/python bench/engines.py
+	@.venv/bin/python -m bench.engines.engines
 
 sharded:  ## an optimizer between push and pull against the mean of gradients into docs/results/sharded.md (two hours, in parts)
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
-	@.venv/bin/python bench/sharded.py
+	@.venv/bin/python -m bench.engines.sharded
 
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap

@@ -1,6 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Scikit-learn's digits as a text file for programs in other languages: a line per image, `train` or `test`, its label and 64
-pixels from 0 to 16. The split is that of examples/demo.
+pixels from 0 to 16. The split is that of bench/lib/digits.py.
 
 usage: python examples/export_digits.py FILE
 """

@@ -2,27 +2,22 @@
 """Trains a small network on scikit-learn's digits without DistributedDataParallel: gradients are pushed to the owners of their ranges,
 owners step AdamW, every rank pulls the change (docs/guide/sharded.md).
 
-    torchrun --nproc-per-node 4 examples/sharded.py
-    torchrun --nproc-per-node 4 examples/sharded.py --push topk:ratio=0.01 --pull int8
-    laconic lab --hosts 4 --rate 50mbit -- python examples/sharded.py --steps 200
+    torchrun --nproc-per-node 4 -m examples.sharded
+    torchrun --nproc-per-node 4 -m examples.sharded --push topk:ratio=0.01 --pull int8
+    laconic lab --hosts 4 --rate 50mbit -- python -m examples.sharded --steps 200
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import laconic
-
-sys.path.insert(0, str(Path(__file__).parent / "demo"))
-
-import digits  # noqa: E402
-from models import mlp  # noqa: E402
+from bench.lib.models import mlp
 
 
 def main() -> None:

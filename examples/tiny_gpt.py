@@ -1,11 +1,11 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """A small transformer that learns to write Python, character by character, with compressed gradients.
 
-    laconic lab --hosts 4 --rate 50mbit -- python examples/tiny_gpt.py --spec 3lc
-    torchrun --nproc-per-node 4 examples/tiny_gpt.py --spec topk:ratio=0.01
-    laconic lab --hosts 4 --rate 50mbit -- python examples/tiny_gpt.py --compare "3lc topk:ratio=0.01 powersgd:rank=4"
+    laconic lab --hosts 4 --rate 50mbit -- python -m examples.tiny_gpt --spec 3lc
+    torchrun --nproc-per-node 4 -m examples.tiny_gpt --spec topk:ratio=0.01
+    laconic lab --hosts 4 --rate 50mbit -- python -m examples.tiny_gpt --compare "3lc topk:ratio=0.01 powersgd:rank=4"
 
-The model is the demo's (examples/demo/models/gpt.py). It reads the sources of Python's own standard library, or --text FILE.
+The model is the demo's (bench/lib/models/gpt.py). It reads the sources of Python's own standard library, or --text FILE.
 `ddp` as a spec is plain DistributedDataParallel. Compression is one line of this file: search for `attach`.
 """
 
@@ -14,20 +14,15 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-
-sys.path.insert(0, str(Path(__file__).parent / "demo"))
-
-import text  # noqa: E402
-from models import gpt  # noqa: E402
+from bench.lib import text
+from bench.lib.models import gpt
 
 
 def traffic(handle, model, steps: int) -> tuple[float, float]:

@@ -19,15 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import overview  # noqa: E402
-import pages  # noqa: E402
-import run  # noqa: E402
-import servers  # noqa: E402
-from host import machine  # noqa: E402
-from lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab  # noqa: E402
-from results import by_network  # noqa: E402
+from bench.lib import overview, servers
+from bench.lib.host import machine
+from bench.lib.lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab
+from bench.lib.results import by_network
+from examples.demo import pages, run
 
 SPECS = "thc@switch thc@hosts thc powersgd:rank=4 topk:ratio=0.1 dgc terngrad"
 NETWORKS = "100mbit 100mbit,1%"
@@ -36,7 +32,7 @@ LIMIT = 900  # seconds; an idle machine needs less than a third
 
 
 def options(arguments=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples/demo/aggregation.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m examples.demo.aggregation", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="mlp", choices=run.MODELS, help="what is trained (default mlp)")
     parser.add_argument("--networks", default=NETWORKS, help="rates with losses, separated by spaces: 100mbit,1%%")
     parser.add_argument("--specs", help=f"separated by spaces; @switch, @hosts, @xdp: where servers are (default {SPECS}, and as root "
@@ -79,7 +75,7 @@ def train(given: argparse.Namespace, plan: dict, command: str, progress: Progres
         subprocess.run([command, "serve", "--new-token", token], check=True, capture_output=True)
         os.environ["LACONIC_TOKEN_FILE"] = str(token)
         asked.write_text(json.dumps({**plan, "servers": command}))
-        worker = [sys.executable, str(Path(__file__).with_name("worker.py")), str(asked), str(answered)]
+        worker = [sys.executable, "-m", "examples.demo.worker", str(asked), str(answered)]
         lab = run_lab(command, given.workers, worker, LIMIT, False, progress, servers.in_the_switch(command))
         return {**json.loads(answered.read_text()), "lab": lab}
 

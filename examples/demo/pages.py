@@ -4,20 +4,14 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from html import escape
 from pathlib import Path
 
-import charts
-import columns
-import overview
-import pictures
-from charts import Series
-from lab import ROOT
-from network import rate_text
-from results import Results, Row
+from bench.lib import charts, columns, overview, pictures, tables
+from bench.lib.charts import Series
+from bench.lib.network import rate_text
+from bench.lib.results import Results, Row
 
-_HERE = Path(__file__).parent
 _SLOW_BAR = 0.15  # seconds: longer bars get a chart of their own
 _PARTS = {"compute": "compute", "encode": "encode", "wire": "on the wire, and waiting for others",
           "decode": "decode and merge", "rest": "hand-over", "exchange": "exchange, not told apart (PyTorch's own)"}
@@ -252,7 +246,7 @@ def section(results: Results) -> str:
 def page(views: list[Results]) -> str:
     first = views[0]
     emulated = '<p class="emulated">Emulated: no network was shaped or counted.</p>' if first.emulated else ""
-    css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
+    css = pictures.colours()
     phases = keys((name, f"{seconds:.1f} s") for name, seconds in first.phases.items())
     return f"""<!doctype html>
 <html lang="en">
@@ -305,15 +299,11 @@ def heat_picture(views: list[Results]) -> str:
 
 def marked(rows: list[list[str]]) -> dict:
     """As a table of a result file."""
-    import tables
-
     head, *body = [[cell.replace("*", "\\*") for cell in row] for row in rows]
     return tables.table(head, body)
 
 
 def tables_of(views: list[Results]) -> dict[str, dict]:
-    import tables
-
     first, several = views[0], len(views) > 1
     made = {"first to the target": marked(overview.rows_of(views))} if several else {}
     for results in views:
@@ -337,9 +327,6 @@ def by_seed(results: Results) -> list[list[str]]:
 def publish(views: list[Results], folder: Path, name: str = "demo") -> None:
     """NAME.json, its tables in NAME.md, NAME.svg; NAME-MODEL of other models than mlp, NAME-networks of several networks, NAME-seeds, without times,
     of several seeds."""
-    sys.path.append(str(ROOT / "bench"))
-    import tables
-
     results, several = views[0], len(views) > 1
     if name == "demo":
         name += (f"-{results.plan['model']}" if results.plan["model"] != "mlp" else "") + ("-networks" if several else "")

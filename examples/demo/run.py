@@ -20,16 +20,13 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import columns  # noqa: E402
-import overview  # noqa: E402
-import pages  # noqa: E402
-from host import machine  # noqa: E402
-from lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab  # noqa: E402
-from models import MODELS  # noqa: E402
-from network import bits_per_second  # noqa: E402
-from results import REFERENCE, by_network  # noqa: E402
+from bench.lib import columns, overview
+from bench.lib.host import machine
+from bench.lib.lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab
+from bench.lib.models import MODELS
+from bench.lib.network import bits_per_second
+from bench.lib.results import REFERENCE, by_network
+from examples.demo import pages
 
 SPECS = ("pytorch:ddp pytorch:fp16 pytorch:powersgd bf16 int8 3lc 3lc:s=1.75 topk:ratio=0.01 topk:ratio=0.001 "
          "sidco:ratio=0.001 powersgd:rank=4")
@@ -39,7 +36,7 @@ RATE = "50mbit"
 
 
 def options(arguments=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples/demo/run.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m examples.demo.run", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="mlp", choices=MODELS, help="what is trained (default mlp)")
     parser.add_argument("--data", help="a file to learn from: CIFAR-10 as .npz for cnn, text for lstm and gpt")
     parser.add_argument("--rate", help=f"of every port, each way (default {RATE})")
@@ -111,7 +108,7 @@ def train(given: argparse.Namespace, plan: dict, progress: Progress) -> dict:
     with tempfile.TemporaryDirectory(prefix="laconic-demo-") as folder:
         asked, answered = Path(folder) / "plan.json", Path(folder) / "result.json"
         asked.write_text(json.dumps(plan))
-        worker = [sys.executable, str(Path(__file__).with_name("worker.py")), str(asked), str(answered)]
+        worker = [sys.executable, "-m", "examples.demo.worker", str(asked), str(answered)]
         lab = run_lab(command, given.workers, worker, limit, emulate, progress)
         raw = json.loads(answered.read_text())
     return {**raw, "lab": lab}

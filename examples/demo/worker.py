@@ -11,16 +11,15 @@ import sys
 import time
 from pathlib import Path
 
-import servers
 import torch
 import torch.distributed as dist
-import zeros
-from labels import BASELINES
-from models import MODELS, load
-from network import Network
-from trainer import Trainer
 
 import laconic
+from bench.lib import servers, zeros
+from bench.lib.labels import BASELINES
+from bench.lib.models import MODELS, load
+from bench.lib.network import Network
+from bench.lib.trainer import Trainer
 
 #: Above this a spec runs few shaped steps, and its time to the target is steps times step time.
 SLOW_STEP = 0.1

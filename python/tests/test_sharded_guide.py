@@ -45,9 +45,9 @@ def test_example_learns_and_resumes(tmp_path):
     pytest.importorskip("sklearn")
     accuracies = []
     for _ in range(2):
-        run = [ROOT / "examples/sharded.py", "--push", "topk:ratio=0.05", "--pull", "int8", "--steps", "40", "--checkpoint", tmp_path / "state"]
+        run = ["-m", "examples.sharded", "--push", "topk:ratio=0.05", "--pull", "int8", "--steps", "40", "--checkpoint", tmp_path / "state"]
         (tmp_path / str(len(accuracies))).mkdir()
-        ranks = launch(run, tmp_path / str(len(accuracies)))
+        ranks = launch(run, tmp_path / str(len(accuracies)), cwd=ROOT)
         assert [rank.code for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
         steps, accuracy = re.search(r"after (\d+) steps: accuracy ([0-9.]+) %", ranks[0].out).groups()
         accuracies.append(float(accuracy))

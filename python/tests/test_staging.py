@@ -650,8 +650,7 @@ def test_model_without_compressible_parameters_works(staged, pools, device):
 
 
 def _benchmark(device, spec):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-    import gpu_training
+    from bench.engines import gpu_training
 
     gpu_training.HIDDEN, gpu_training.WARM = (200,), 2
     return gpu_training.train(spec, 40, torch.device(device, torch.accelerator.current_device_index()))
@@ -659,7 +658,7 @@ def _benchmark(device, spec):
 
 @pytest.mark.parametrize("spec", ["pytorch:ddp", "3lc"])
 def test_training_benchmark_runs(staged, device, spec):
-    pytest.importorskip("sklearn", reason="bench/gpu_training.py trains on scikit-learn's digits")
+    pytest.importorskip("sklearn", reason="bench/engines/gpu_training.py trains on scikit-learn's digits")
     for found in staged(2).run(_benchmark, device=device, spec=spec):
         assert found["same"] and found["accuracy"] > 0.3 and found["step_ms"] > 0
         assert (found["path"], found["ratio"] > 2) == (("staged", True) if spec == "3lc" else (None, False))

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).resolve().parents[2] / "examples/demo/aggregation.py"
-sys.path.insert(0, str(RUN.parent))
+ROOT = Path(__file__).resolve().parents[2]
 
-import aggregation as demo  # noqa: E402
-import labels  # noqa: E402
-import network  # noqa: E402
-import servers  # noqa: E402
+from bench.lib import labels, network, servers
+from examples.demo import aggregation as demo
 from test_demo import laconic_command  # noqa: E402
 
 
@@ -49,9 +46,9 @@ def test_everything_is_measured_and_written(tmp_path):
         pytest.skip("this machine permits no network namespaces: laconic lab --check says why")
     out = tmp_path / "out"
     in_kernel = [] if servers.why_not_in_the_kernel(laconic_command()) else ["thc@xdp"]  # root, and a kernel that takes it
-    done = subprocess.run([sys.executable, RUN, "--workers", "2", "--specs", " ".join([*in_kernel, "thc@switch", "thc@hosts"]), "--networks", "1gbit 1gbit,1%",
+    done = subprocess.run([sys.executable, "-m", "examples.demo.aggregation", "--workers", "2", "--specs", " ".join([*in_kernel, "thc@switch", "thc@hosts"]), "--networks", "1gbit 1gbit,1%",
                            "--steps", "5", "--repeats", "1", "--fast-steps", "2", "--out", out, "--publish", tmp_path / "docs"],
-                          capture_output=True, text=True, timeout=600, env={**os.environ, "TMPDIR": str(tmp_path)})
+                          cwd=ROOT, capture_output=True, text=True, timeout=600, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     said = json.loads((out / "aggregation.json").read_text())
     assert [said["about"][spec]["strategy"] for spec in ("thc@switch", "thc@hosts", *in_kernel)] == ["server_sum"] * (2 + len(in_kernel))

@@ -16,10 +16,10 @@ import time
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RUN = ROOT / "examples/demo/run.py"
-sys.path[:0] = [str(RUN.parent), str(ROOT / "python/tests")]
+RUN = ["-m", "examples.demo.run"]
+sys.path.insert(0, str(ROOT / "python/tests"))
 
-import run as demo  # noqa: E402
+from examples.demo import run as demo
 
 MINIATURE = ["--workers", "2", "--specs", "none 3lc topk:ratio=0.01", "--rate", "200mbit", "--emulate", "--steps", "14",
              "--repeats", "1", "--slow-steps", "1", "--fast-steps", "2", "--pairs", "1", "--pair-steps", "2",
@@ -36,7 +36,7 @@ def laconic_command():
 
 
 def run(*words, **kwargs):
-    return subprocess.run([sys.executable, str(RUN), *words], capture_output=True, text=True, timeout=600, **kwargs)
+    return subprocess.run([sys.executable, *RUN, *words], cwd=ROOT, capture_output=True, text=True, timeout=600, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_bytes_and_parts_are_recorded_for_every_rank(miniature):
 
 
 def test_bytes_of_single_worker_are_drawn():
-    import charts
+    from bench.lib import charts
 
     picture = charts.dots([("Laconic none", "laconic-0", 0.0, None)], "Bytes a step", "bytes")
     assert picture.startswith("<svg") and "circle" not in picture
@@ -128,7 +128,7 @@ def workers(plan, folder, world=2):
 
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "said").mkdir()
-    outcomes = launch([RUN.with_name("worker.py"), folder / "plan.json", folder / "result.json"], folder / "said", world=world, LACONIC_LAB="emulated")
+    outcomes = launch(["-m", "examples.demo.worker", folder / "plan.json", folder / "result.json"], folder / "said", world=world, cwd=ROOT, LACONIC_LAB="emulated")
     return outcomes, folder / "result.json"
 
 
@@ -187,7 +187,7 @@ def test_interrupted_demo_leaves_no_process(short_path):
     torch = pathlib.Path(marker, "torch.py")
     torch.write_text(ENDLESS_TORCH)
     environment = dict(os.environ, TMPDIR=marker, PYTHONPATH=marker)
-    process = subprocess.Popen([sys.executable, str(RUN), *MINIATURE, "--steps", "2000", "--out", marker],
+    process = subprocess.Popen([sys.executable, *RUN, *MINIATURE, "--steps", "2000", "--out", marker], cwd=ROOT,
                                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment,
                                start_new_session=True,
                                # a background job of a shell hands on that SIGINT is ignored
@@ -211,7 +211,7 @@ def test_transformer_learns_on_two_ranks(tmp_path):
     (tmp_path / "said").mkdir()
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
-    done, other = launch([ROOT / "examples/tiny_gpt.py", "--compare", "3lc", "--text", text, "--steps", "6", "--every", "3"], tmp_path / "said")
+    done, other = launch(["-m", "examples.tiny_gpt", "--compare", "3lc", "--text", text, "--steps", "6", "--every", "3"], tmp_path / "said", cwd=ROOT)
     assert done.code == other.code == 0, done.out + done.err
     losses = [float(x) for x in re.findall(r" 3lc  step +\d+  loss ([0-9.]+)", done.out)]
     assert len(losses) == 2 and losses[1] < losses[0]

@@ -17,14 +17,10 @@ numpy = pytest.importorskip("numpy", reason="the demo's data need NumPy")
 pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = ROOT / "examples/demo/run.py"
-sys.path[:0] = [str(RUN.parent), str(ROOT / "python/tests")]
+sys.path.insert(0, str(ROOT / "python/tests"))
 
-import digits  # noqa: E402
-import models  # noqa: E402
-import quality  # noqa: E402
-import run  # noqa: E402
-import text  # noqa: E402
+from bench.lib import digits, models, quality, text
+from examples.demo import run
 from ranks import Ranks  # noqa: E402
 
 SMALL = {"mlp": (1.0e6, 1.2e6), "cnn": (0.2e6, 0.5e6), "lstm": (1e6, 2e6), "gpt": (1e6, 3e6)}
@@ -65,10 +61,9 @@ def _digest(*tensors):
 
 def _trained(name, spec, seed, steps, state=None):
     """(parameters' hash, state) after `steps` more steps."""
-    sys.path.insert(0, str(RUN.parent))
-    import models
+    from bench.lib import models
     import torch.distributed as dist
-    from trainer import Trainer
+    from bench.lib.trainer import Trainer
 
     kind = models.load(name)
     data = kind.data(None)
@@ -107,9 +102,8 @@ def _interrupted(name, spec):
 
 def _judged(name):
     """Whether a second look sees the same, the first changed nothing, and the model trains on."""
-    sys.path.insert(0, str(RUN.parent))
-    import models
-    from trainer import Trainer
+    from bench.lib import models
+    from bench.lib.trainer import Trainer
 
     kind = models.load(name)
     trainer = Trainer(kind, "pytorch:ddp", 0, kind.data(None), 20, 0, 2)
@@ -131,9 +125,8 @@ def test_adam_resumes_bit_for_bit(pair, name):
 
 
 def _stands(name):
-    sys.path.insert(0, str(RUN.parent))
-    import models
-    from trainer import Trainer, first_parameters
+    from bench.lib import models
+    from bench.lib.trainer import Trainer, first_parameters
 
     kind = models.load(name)
     trainer = Trainer(kind, "pytorch:ddp", 0, kind.data(None), 20, 0, 2)
@@ -154,7 +147,7 @@ def test_last_gradient_belongs_to_first_layer(pair, name):
 
 
 def test_bytes_match_pytorch_exchanges():
-    from trainer import baseline_bytes
+    from bench.lib.trainer import baseline_bytes
 
     shapes = [torch.zeros(s) for s in ((1024, 64), (1024,), (32, 16, 3, 3), (8, 8))]
     elements = 65536 + 1024 + 4608 + 64
@@ -170,7 +163,7 @@ def test_bytes_match_pytorch_exchanges():
 @pytest.mark.parametrize(("networks", "times_only", "runs"), [
     (["1gbit"], False, True), (["20mbit", "1gbit"], False, False), (["1gbit"], True, False)])
 def test_runs_to_target_happen_on_one_network_only(networks, times_only, runs):
-    from worker import Worker
+    from examples.demo.worker import Worker
 
     worker = Worker.__new__(Worker)
     worker.plan, worker.quality = {"networks": networks, "times_only": times_only, "target": 0.5}, quality.ACCURACY
@@ -180,11 +173,10 @@ def test_runs_to_target_happen_on_one_network_only(networks, times_only, runs):
 
 def _sent_zeros(payload, strategy):
     """(what went into the collectives, bytes that the loopback interface carried, whether gradients are this rank's)"""
-    sys.path.insert(0, str(RUN.parent))
-    import models
+    from bench.lib import models
     import torch.distributed as dist
-    import zeros
-    from trainer import Trainer
+    from bench.lib import zeros
+    from bench.lib.trainer import Trainer
 
     def carried():
         dist.barrier()
@@ -235,7 +227,7 @@ def test_zeros_replace_gradients(pair, strategy, rounds):
 @pytest.mark.parametrize(("strategy", "expected"), [("gather_all", 100), ("two_shot", 50)])
 def test_zeros_are_shared_among_other_ranks(monkeypatch, strategy, expected):
     import torch.distributed as dist
-    import zeros
+    from bench.lib import zeros
 
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     assert zeros.Zeros(301, strategy).message_bytes() == expected
@@ -268,8 +260,7 @@ def test_user_file_is_measured_in_bits_per_character(tmp_path, monkeypatch, caps
 
 
 def _of_worker(plan):
-    sys.path.insert(0, str(RUN.parent))
-    from worker import Worker
+    from examples.demo.worker import Worker
 
     worker = Worker(plan)
     return sum(p.numel() for p in worker.kind.build(worker.data).parameters()), len(worker.data.train)
@@ -284,7 +275,7 @@ def test_workers_read_file_of_user(pair, tmp_path):
 def test_better_is_above_on_charts():
     import re
 
-    import charts
+    from bench.lib import charts
 
     series = [charts.Series("x", "s0", [(1, 4.0), (2, 3.0)])]
     down = charts.curves(series, "t", "steps", 3.5, quality.BITS.short, 5.0, 2.0)
@@ -380,5 +371,5 @@ def test_invalid_data_files_are_refused(tmp_path):
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["--model", "resnet"], 2, "invalid choice: 'resnet'"), (["--model", "gpt", "--data", "absent.txt"], 1, "absent.txt cannot be read")])
 def test_impossible_run_prints_one_line(tmp_path, words, code, said):
-    done = subprocess.run([sys.executable, str(RUN), *words, "--out", str(tmp_path)], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-m", "examples.demo.run", *words, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == code and said in done.stderr.splitlines()[-1]

@@ -10,17 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = ROOT / "examples/demo/run.py"
-sys.path.insert(0, str(RUN.parent))
 
-import charts  # noqa: E402
-import columns  # noqa: E402
-import models  # noqa: E402
-import network  # noqa: E402
-import overview  # noqa: E402
-import pages  # noqa: E402
-import results  # noqa: E402
-import run  # noqa: E402
+from bench.lib import charts, columns, models, network, overview, results
+from examples.demo import pages, run
 from test_demo import workers  # noqa: E402
 
 NETWORKS = ["20mbit", "1gbit"]
@@ -75,8 +67,8 @@ def test_wrong_networks_are_refused(words, said):
 
 
 def test_wrong_network_is_reported_before_anything_starts(tmp_path):
-    done = subprocess.run([sys.executable, str(RUN), "--networks", "20mbit 50furlongs", "--out", str(tmp_path)],
-                          capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-m", "examples.demo.run", "--networks", "20mbit 50furlongs", "--out", str(tmp_path)],
+                          cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1 and done.stderr.splitlines() == ["demo: '50furlongs' is not a rate: 50mbit, 1gbit, off"]
 
 
@@ -254,6 +246,6 @@ def test_wide_heat_map_is_wider():
 
 
 def test_every_heat_level_has_light_and_dark_colour():
-    colours, classes = (RUN.with_name(name).read_text() for name in ("page.css", "chart.css"))
+    colours, classes = ((ROOT / "bench/lib" / name).read_text() for name in ("page.css", "chart.css"))
     for level in range(charts.HEAT_LEVELS):
         assert colours.count(f"--h{level}:") == 2 and f".h{level} {{" in classes

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/aggregation_learning.py: its runs, its tables from runs with known answers; the virtual workers."""
+"""bench/aggregation/aggregation_learning.py: its runs, its tables from runs with known answers; the virtual workers."""
 
 import dataclasses
 import json
@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support"), str(ROOT / "python" / "tests")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "python" / "tests")]
 
 import training_here  # noqa: E402
 
 training_here.needs_models()
 
-import aggregation_learning as learning  # noqa: E402
-import aggregation_learning_tables  # noqa: E402
+from bench.aggregation import aggregation_learning as learning, aggregation_learning_tables
 import serving  # noqa: E402
-import tables  # noqa: E402
+from bench.lib import tables
 import torch  # noqa: E402
 
 PLACE = {"CPU": "one", "date": "2026-01-02", "python": "3.11", "torch": "2.0", "scikit-learn": "1.0"}
@@ -88,7 +87,7 @@ PARAMETERS = [("w", (40, 50)), ("b", (10,))]
 
 def workers_of(monkeypatch, world, spec="thc:block=256", **options):
     training_here.needs_library(monkeypatch)
-    import virtual_workers
+    from bench.aggregation import virtual_workers
 
     return virtual_workers.VirtualWorkers(spec, PARAMETERS, world, small_elements=16, **options)
 
@@ -118,7 +117,7 @@ def test_late_workers_are_excluded_and_keep_gradients(monkeypatch):
     if not serving.BINARY.exists():
         pytest.skip(f"{serving.BINARY} is not built")
     training_here.needs_library(monkeypatch)
-    monkeypatch.setattr("virtual_workers.PATIENCE", 60)  # nobody is late four times in a row: exact, on a busy machine, too
+    monkeypatch.setattr("bench.aggregation.virtual_workers.PATIENCE", 60)  # nobody is late four times in a row: exact, on a busy machine, too
     with serving.servers(1) as (server,):
         workers = workers_of(monkeypatch, 5, server=server.address, quorum=0.6, deadline_ms=2, late=2)
         delivered, came_in, steps = 0, 0, 4
@@ -153,7 +152,7 @@ def test_short_training_runs(tmp_path, monkeypatch):
     cell = learning.Cell("faults", "2 of 10 late", "mlp", 0, 3, 4, "thc", True, 0.0, 0.5, 1, steps=5)
     training_here.needs_library(monkeypatch)
     monkeypatch.setattr(learning, "RESULTS", tmp_path)
-    monkeypatch.setattr("virtual_workers.PATIENCE", 60)
+    monkeypatch.setattr("bench.aggregation.virtual_workers.PATIENCE", 60)
     monkeypatch.setenv("LACONIC_BIN", training_here.needs("LACONIC_CLI", "bin/laconic"))
     learning.run_here([cell])
     run = json.loads(next(tmp_path.glob("*.json")).read_text())

@@ -14,14 +14,11 @@ BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
 PROGRAMS = ("laconic", "threads_bench", "c_abi_bench", "server_bench", "server_cpu_bench")
 SPECS = ["int8", "int8:round=stochastic", "topk", "topk+noef", "topk:ratio=0.001", "topk:ratio=0.001+noef"]
 
-sys.path.insert(0, str(ROOT / "bench"))
-
-import codec_tables  # noqa: E402
-import plan  # noqa: E402
+from bench.cpu import codec_tables, plan
 
 
 def run(*words):
-    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 
 def tables_of(path):
@@ -36,7 +33,7 @@ def folder(tmp_path_factory):
     if missing:
         pytest.skip(f"not built: {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("bench")
-    done = run(ROOT / "bench" / "run.py", "--quick", "--codecs", "topk,int8", "--budget", 300, "--build", BUILD, "--out", folder)
+    done = run("-m", "bench.cpu.run", "--quick", "--codecs", "topk,int8", "--budget", 300, "--build", BUILD, "--out", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -51,7 +48,7 @@ def tables(folder):
 
 def test_run_writes_two_files_and_nothing_else(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["codecs-cpu.json", "codecs-cpu.md"]
-    assert "bench/run.py --quick --codecs topk,int8 --budget 300" in (folder / "codecs-cpu.md").read_text()
+    assert "python -m bench.cpu.run --quick --codecs topk,int8 --budget 300" in (folder / "codecs-cpu.md").read_text()
 
 
 def test_every_spec_size_and_isa_is_measured(tables):
@@ -81,7 +78,7 @@ def test_baselines_are_measured_if_torch_is_installed(tables):
 def test_server_has_its_own_page(tmp_path):
     if any(not (BUILD / "bin" / name).exists() for name in PROGRAMS):
         pytest.skip("not built")
-    done = run(ROOT / "bench" / "run.py", "--server", "--quick", "--build", BUILD, "--out", tmp_path)
+    done = run("-m", "bench.cpu.run", "--server", "--quick", "--build", BUILD, "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aggregation-server.json", "aggregation-server.md"]
     found = tables_of(tmp_path / "aggregation-server.json")
@@ -125,13 +122,13 @@ def test_failed_cells_are_missing_and_named():
 
 
 def test_missing_build_writes_nothing(tmp_path):
-    done = run(ROOT / "bench" / "run.py", "--quick", "--build", tmp_path, "--out", tmp_path / "out")
+    done = run("-m", "bench.cpu.run", "--quick", "--build", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 1 and "scripts/build release" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_unknown_codec_is_refused_with_list_of_known(tmp_path):
-    done = run(ROOT / "bench" / "run.py", "--quick", "--codecs", "nonsense", "--out", tmp_path / "out")
+    done = run("-m", "bench.cpu.run", "--quick", "--codecs", "nonsense", "--out", tmp_path / "out")
     assert done.returncode == 2 and "topk" in done.stderr
 
 

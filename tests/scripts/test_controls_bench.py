@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/controls.py: what it runs, and what its tables make of runs."""
+"""bench/control/controls.py: what it runs, and what its tables make of runs."""
 
 import json
 import sys
@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
 
-import controls  # noqa: E402
-import controls_tables  # noqa: E402
-import tables  # noqa: E402
+from bench.control import controls, controls_tables
+from bench.lib import tables
 
 
 def run(seconds, ratio="0.01", whole=True, final=0.97, changes=0):
@@ -127,7 +124,7 @@ def test_own_policy_runs_on_every_network(tmp_path, monkeypatch):
 
 def test_run_whose_rates_do_not_alternate_fails(tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    import controls_rank
+    from bench.control import controls_rank
 
     monkeypatch.setenv("LACONIC_LAB_CONTROL", str(tmp_path / "nobody listens"))
     with pytest.raises(RuntimeError, match="the lab does not take rate 10mbit"), controls_rank.Turns(["100mbit", "10mbit"], 0.01):

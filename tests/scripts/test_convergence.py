@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/convergence.py: what it calls a difference, its tables, its files, and a training of a few steps."""
+"""bench/learning/convergence.py: what it calls a difference, its tables, its files, and a training of a few steps."""
 
 import dataclasses
 import json
@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT / "tests" / "support")]
 
-import convergence  # noqa: E402
-import judging  # noqa: E402
-import learning  # noqa: E402
+from bench.learning import convergence, judging, learning
 from training_here import needs_library  # noqa: E402
 
 SAMPLE = 1 / judging.TEST_SAMPLES

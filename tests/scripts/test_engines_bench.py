@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/engines.py: tables from figures that are known, and the ranks over torch.distributed that it starts."""
+"""bench/engines/engines.py: tables from figures that are known, and the ranks over torch.distributed that it starts."""
 
 import json
 import sys
@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "python" / "tests")]
+sys.path[:0] = [str(ROOT / "python" / "tests")]
 
-import engines  # noqa: E402
-import engines_tables  # noqa: E402
-import tables  # noqa: E402
+from bench.engines import engines, engines_tables
+from bench.lib import tables
 
 MACHINE = {"CPU": "some CPU", "cores": 2, "load at the start": "0.1"}
 
@@ -96,9 +95,9 @@ def test_ranks_measure_requested_cells(name, tmp_path, monkeypatch):
     from launches import launch
 
     def executed(words):
-        *lab, interpreter, program, asked, answered = words
+        *lab, interpreter, flag, program, asked, answered = words
         assert lab == [engines.COMMAND, "lab", "--hosts", 2, "--emulate", "--no-pin", "--"] and interpreter == sys.executable
-        outcomes = launch([program, asked, answered], tmp_path, LACONIC_LAB="emulated")
+        outcomes = launch([flag, program, asked, answered], tmp_path, cwd=ROOT, LACONIC_LAB="emulated")
         assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].err
 
     monkeypatch.setattr(engines, "executed", executed)

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/gradient_laws.py: what it records, that recording changes nothing, its files, its tables."""
+"""bench/learning/gradient_laws.py: what it records, that recording changes nothing, its files, its tables."""
 
 import contextlib
 import json
@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "bench"), str(ROOT / "examples" / "demo"), str(ROOT / "python" / "tests")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "python" / "tests")]
 
-import gradient_laws  # noqa: E402
-import gradient_laws_tables  # noqa: E402
-import tables  # noqa: E402
+from bench.learning import gradient_laws, gradient_laws_tables
+from bench.lib import tables
 from training_here import needs, needs_models  # noqa: E402
 
 SETTINGS = ["--model", "mlp", "--steps", "4", "--every", "2", "--world", "2"]
@@ -21,7 +20,7 @@ SETTINGS = ["--model", "mlp", "--steps", "4", "--every", "2", "--world", "2"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run(file, …): `python FILE …`, a program that trains, with the build under test; on `world` ranks."""
+    """run(…): `python …`, a program that trains, with the build under test; on `world` ranks."""
     needs_models()
     from launches import launch, program
 
@@ -29,7 +28,7 @@ def run(tmp_path_factory):
     variables = {variable: needs(variable, place) for variable, place in files.items()}
     def started(*words, world=None):
         said = tmp_path_factory.mktemp("said")
-        return program(words, said, **variables) if world is None else launch(words, said, world=world, **variables)
+        return program(words, said, cwd=ROOT, **variables) if world is None else launch(words, said, world=world, **variables)
 
     return started
 
@@ -37,7 +36,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def recorded(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("laws")
-    done = run(ROOT / "bench" / "gradient_laws.py", *SETTINGS, "--out", out)
+    done = run("-m", "bench.learning.gradient_laws", *SETTINGS, "--out", out)
     assert done.code == 0, done.err
     return out
 
@@ -45,12 +44,12 @@ def recorded(run, tmp_path_factory):
 # ---- recording ----
 
 RECORDS = """
-import os, sys, tempfile
+import os, tempfile
 from pathlib import Path
-sys.path[:0] = sys.argv[1:3]
 import numpy, torch, torch.distributed as dist
-import gradient_laws, models
-from trainer import Trainer
+from bench.learning import gradient_laws
+from bench.lib import models
+from bench.lib.trainer import Trainer
 
 torch.set_num_threads(1)
 rank = int(os.environ["RANK"])
@@ -92,7 +91,7 @@ with tempfile.TemporaryDirectory() as folder:
 def test_recorded_values_match_codec_input(run, tmp_path):
     """And a training is the same, recorded or not."""
     (tmp_path / "records.py").write_text(RECORDS)
-    for done in run(tmp_path / "records.py", ROOT / "bench", ROOT / "examples" / "demo", world=2):
+    for done in run(tmp_path / "records.py", world=2):
         assert done.code == 0, done.err
 
 

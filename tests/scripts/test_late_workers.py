@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/late_workers.py with a few short steps: what it prints. How much a quorum saves is the bench's to say."""
+"""bench/aggregation/late_workers.py with a few short steps: what it prints. How much a quorum saves is the bench's to say."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ def late_workers(folder, *words):
     pytest.importorskip("torch")
     from launches import program
 
-    return program([ROOT / "bench" / "late_workers.py", *words], folder)
+    return program(["-m", "bench.aggregation.late_workers", *words], folder, cwd=ROOT)
 
 
 @pytest.mark.parametrize(("program", "words"), [

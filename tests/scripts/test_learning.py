@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/learning.py: its runs and their files, its tables from runs with known answers, and two trainings of a few steps."""
+"""bench/learning/learning.py: its runs and their files, its tables from runs with known answers, and two trainings of a few steps."""
 
 import dataclasses
 import json
@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT / "tests" / "support")]
 
-import learning  # noqa: E402
-import judging  # noqa: E402
-import learning_tables  # noqa: E402
-import tables  # noqa: E402
+from bench.learning import judging, learning, learning_tables
+from bench.lib import tables
 from training_here import needs_library, needs_models  # noqa: E402
 
 FP32 = learning.REFERENCE
@@ -253,8 +251,7 @@ def test_missing_tuning_omits_optimizer_runs(results):
 
 def test_held_out_samples_are_not_learned(tmp_path):
     torch = needs_models()
-    import digits
-    import text
+    from bench.lib import digits, text
 
     numbers = torch.arange(20)
     images = digits.Images(numbers.float(), numbers, torch.tensor([99.0]), torch.tensor([99]))

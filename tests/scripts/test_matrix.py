@@ -1,20 +1,16 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/matrix.py: tables of all models and networks from figures that are known, and what it runs."""
+"""bench/learning/matrix.py: tables of all models and networks from figures that are known, and what it runs."""
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
 
-import learning  # noqa: E402
-import matrix  # noqa: E402
-import matrix_tables  # noqa: E402
-import tables  # noqa: E402
+from bench.learning import learning, matrix, matrix_tables
+from bench.lib import tables
 
 SPECS = ("pytorch:ddp", "3lc", "topk:ratio=0.01")
 #: milliseconds a step

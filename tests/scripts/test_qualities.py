@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/qualities.py: its runs, its tables from runs with known answers, and one training of a few steps."""
+"""bench/learning/qualities.py: its runs, its tables from runs with known answers, and one training of a few steps."""
 
 import dataclasses
 import json
@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support"), str(ROOT / "python" / "tests")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "python" / "tests")]
 
-import learning  # noqa: E402
-import qualities  # noqa: E402
-import tables  # noqa: E402
+from bench.learning import learning, qualities
+from bench.lib import tables
 from training_here import needs_library  # noqa: E402
 
 PLACE = {"CPU": "one", "date": "2026-01-02", "python": "3.11", "torch": "2.0", "scikit-learn": "1.0"}

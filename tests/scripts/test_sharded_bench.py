@@ -1,19 +1,11 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/sharded.py: every figure stands beside its bar, from runs with known answers."""
-
-import importlib.util
-import sys
-from pathlib import Path
+"""bench/engines/sharded.py: every figure stands beside its bar, from runs with known answers."""
 
 import pytest
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
-_spec = importlib.util.spec_from_file_location("sharded_bench", ROOT / "bench" / "sharded.py")
-bench = importlib.util.module_from_spec(_spec)
-sys.modules["sharded_bench"] = bench
-_spec.loader.exec_module(bench)
+
+from bench.engines import sharded as bench  # noqa: E402
 
 FINALS = {"gpt": (3.0, 3.5, 3.2), "lstm": (3.0, 4.0, 3.8), "mlp": (0.97, 0.96, 0.965)}
 

@@ -1,18 +1,11 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/staging.py: every figure stands beside its bar."""
-
-import importlib.util
-import sys
-from pathlib import Path
+"""bench/engines/staging.py: every figure stands beside its bar."""
 
 import pytest
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
-_spec = importlib.util.spec_from_file_location("staging_bench", ROOT / "bench" / "staging.py")
-bench = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bench)
+
+from bench.engines import staging as bench  # noqa: E402
 
 FOUND = {"extra": {"cpu": 0.04, "staged": 0.06, "memcpy": 0.01, "extra": 2.0},
          "overlap": {"step": 0.1, "copies": 0.08, "sum": 0.2, "elements": 1 << 20, "encode_seconds": 0.06, "decode_seconds": 0.02,

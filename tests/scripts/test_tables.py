@@ -1,16 +1,14 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/tables.py: tables from result files, pages that show them, and what may stand in docs/results."""
+"""bench/lib/tables.py: tables from result files, pages that show them, and what may stand in docs/results."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
 
-import tables  # noqa: E402
+from bench.lib import tables
 
 RESULTS = ROOT / "docs" / "results"
 FOUND = tables.table(["codec", ("ms", "{:.1f}"), ("times", "{:s3} ({:s3}–{:s3})")], [["`a|b`", 1.25, [0.0123, 1, 1234]], ["`c`", None, "not reached"]])

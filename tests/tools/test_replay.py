@@ -5,7 +5,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -210,8 +209,7 @@ def test_results_page_matches_loop():
     bench = BINARY.with_name("control_loop_bench")
     if not bench.exists():
         pytest.skip(f"{bench} is not built")
-    sys.path.insert(0, str(ROOT / "bench"))
-    import controls_tables
+    from bench.control import controls_tables
 
     printed = json.loads(subprocess.run([bench], capture_output=True, text=True, timeout=280, check=True).stdout)["closed_loop"]
     assert controls_tables.closed_loop(printed) == json.loads((ROOT / "docs/results/control.json").read_text())["tables"]["closed loop"]
