@@ -66,21 +66,21 @@ def circles(found):
     return [module for module in after if module in after[module]]
 
 
-def test_every_module_is_in_a_room():
+def test_modules_are_all_in_rooms():
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert folders == table().keys()
     assert {path.stem for path in PACKAGE.glob("*.py")} == TOP
 
 
-def test_no_import_leads_upwards():
+def test_imports_never_lead_upwards():
     assert upwards(imports(PACKAGE), table()) == []
 
 
-def test_no_import_leads_in_a_circle():
+def test_imports_never_form_a_circle():
     assert circles(imports(PACKAGE)) == []
 
 
-def test_an_import_upwards_or_in_a_circle_is_found(tmp_path):
+def test_wrong_imports_are_found(tmp_path):
     package = tmp_path / "laconic"
     for file, text in {"__init__.py": "from .low.a import x\n", "low/__init__.py": "", "low/a.py": "def f():\n    from ..high import b\n",
                        "high/__init__.py": "", "high/b.py": "import laconic.low.c\n", "low/c.py": "from . import a as x, d\n",
@@ -91,3 +91,14 @@ def test_an_import_upwards_or_in_a_circle_is_found(tmp_path):
     assert upwards(found, {"low": {"low"}, "high": {"low", "high"}}) == [
         "laconic.high.e imports laconic", "laconic.low.a imports laconic.high.b", "laconic.low.d imports laconic.high.b"]
     assert set(circles(found)) == {"laconic.low.a", "laconic.low.c", "laconic.low.d", "laconic.high.b"}
+
+
+def test_benchmark_library_sees_no_benchmark():
+    for path in (ROOT / "bench" / "lib").rglob("*.py"):
+        assert set(re.findall(r"^\s*from (bench\.\w+|examples)\b", path.read_text(encoding="utf-8"), re.M)) <= {"bench.lib"}, path
+
+
+def test_benchmarks_and_examples_leave_sys_path_alone():
+    programs = [*(ROOT / "bench").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    assert len(programs) > 50
+    assert [path for path in programs if "sys.path" in path.read_text(encoding="utf-8")] == [], "run them with python -m, from the checkout's root"
