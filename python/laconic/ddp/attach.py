@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 import weakref
 
-from ..codec.codec import spec_with
 from ..core import environment, errors
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
+from ..engines.aggregation import ServerOptions
+from ..exchange.csession import Options
 
 #: wrapper → its handle, in the order of attach
 _attached: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -135,9 +135,10 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     if speaks_for_node():
         environment.report_unknown()
     chosen = spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
-    handle = hook.attach(wrapper, meeting, stage, spec=functools.partial(spec_with, chosen, options), seed=seed, small_elements=small_elements,
-                        strategy=strategy, down=down, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
-                        rules=rules, control=control, record=record, aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
+    asked = Options(spec=chosen, keys=options, seed=seed, small_elements=small_elements, strategy=strategy, down=down, threads=threads, window=window,
+                    part=part, rules=rules, control=control, record=record)
+    named = ServerOptions(aggregator=aggregator, token=token, quorum=quorum, deadline_ms=deadline_ms, auth=auth, multicast=multicast)
+    handle = hook.attach(wrapper, meeting, stage, asked, named, scaler=scaler, warmup=warmup)
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:
         environment.say(handle.describe())

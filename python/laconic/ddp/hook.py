@@ -13,9 +13,10 @@ import torch
 
 from ..codec.listing import codecs
 from ..core import errors
+from ..engines.aggregation import ServerOptions
 from ..engines.c10d import lend
 from ..exchange import names
-from ..exchange.csession import Layout
+from ..exchange.csession import Layout, Options
 from ..exchange.delivery import EndOfBackward, Sum
 from ..exchange.driver import engine_failed
 from ..exchange.worker import DTYPES, Worker, result
@@ -29,9 +30,9 @@ from .resumed import Resumed
 AT_END = 1 << 20
 
 
-def attach(ddp, meeting, stage, *, scaler, **options) -> Handle:
-    """The handle of a wrapper, which has its hook. Collective over its group; `options`: those of laconic.attach."""
-    opened = Opened(Parameters(*sorted_out(ddp)), ddp.process_group, meeting, stage, functools.partial(_refuse_hook, ddp), **options)
+def attach(ddp, meeting, stage, options: Options, servers: ServerOptions, *, scaler, warmup: int) -> Handle:
+    """The handle of a wrapper, which has its hook. Collective over its group; the arguments are those of laconic.attach."""
+    opened = Opened(Parameters(*sorted_out(ddp)), ddp.process_group, meeting, stage, functools.partial(_refuse_hook, ddp), options, servers, warmup)
     handle = Handle(opened, scaler, functools.partial(Hook, ddp))
     weakref.finalize(ddp, opened.worker.end).atexit = False
     copied = ddp._comm_hooks  # noqa: SLF001

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -15,13 +16,13 @@ from ..core._checks import U64, whole
 from ..core.environment import place
 from ..core.errors import LaconicError
 from ..engines import aggregation, group
+from ..engines.aggregation import ServerOptions
 from ..engines.emulate import limiter_from_environment
 from ..engines.texts import gather_texts
 from ..exchange import names, trace
-from ..exchange.csession import ALONE, CSession
+from ..exchange.csession import ALONE, CSession, Options
 from ..exchange.driver import cards_of_all
 from ..exchange.lane import SharedLane
-from ..exchange.rules import chosen, given
 from ..exchange.worker import Worker
 
 
@@ -41,13 +42,13 @@ class Parameters:
 class Opened:
     """An agreement of all ranks, and the worker that it is about. Collective over the group; LaconicError on all ranks or on none."""
 
-    def __init__(self, parameters: Parameters, of, meeting, stage, check, **options):
-        """`check()`: this rank's own reasons to refuse. `options`: those of laconic.attach."""
+    def __init__(self, parameters: Parameters, of, meeting, stage, check, options: Options, servers: ServerOptions, warmup: int):
+        """`check()`: this rank's own reasons to refuse. The rest is that of laconic.attach."""
         self.parameters, self.group, self.stage = parameters, of, stage
         lane = SharedLane.of(of, meeting, stage.backend)
         self.sibling = lane.sibling
         try:
-            session, engine = lane.wait_for(functools.partial(self._open, lane.engine, check, **options))  # behind what other wrappers exchange
+            session, engine = lane.wait_for(functools.partial(self._open, lane.engine, check, options, servers, warmup))  # behind what other wrappers exchange
         except LaconicError:  # on every rank
             lane.leave()
             raise
@@ -57,25 +58,24 @@ class Opened:
         if engine is not lane.engine:
             self.worker.commands.at_end(engine.leave)
 
-    def _open(self, engine, check, *, spec, warmup, threads, aggregator, strategy, rules, control, record, **options):
+    def _open(self, engine, check, options: Options, named: ServerOptions, warmup: int):
         """Everything that one rank may refuse, and the agreement of all of them."""
         self.world, self.rank = engine.world, engine.rank
         sums = engine.probe_sums()
         session, failure, servers, text = None, None, None, ""
         try:
             check()
-            self.threads = self.stage.threads if threads == "auto" else threads
+            self.threads = self.stage.threads if options.threads == "auto" else options.threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = engine.limiter or limiter_from_environment()
-            text, options["rules"] = spec(), names.of_rules(given(rules))
-            options["control"], options["record"] = chosen(control), chosen(record, "LACONIC_RECORD")
-            servers = aggregation.of(*aggregator, strategy=strategy, limiter=engine.limiter)
+            options = options.read()
+            text, options = options.spec, dataclasses.replace(options, threads=self.threads, rules=names.of_rules(options.rules))
+            servers = aggregation.of(named, strategy=options.strategy, limiter=engine.limiter)
             if servers is not None:
                 servers.open(self.world, group.seconds(self.group))
-                options["aggregates"] = True
             self._make_session = functools.partial(
-                CSession, text, rank=self.rank, world=self.world, engine_sums=sums, short_sends=engine.short_sends, threads=self.threads,
-                strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
+                options.session, rank=self.rank, world=self.world, engine_sums=sums, short_sends=engine.short_sends, aggregates=servers is not None,
+                strategy=options.strategy if servers is None or options.rules else "server_sum")
             session = self._make_session(self.parameters.shaped())
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = aggregation.without_codes(error, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import json
@@ -40,6 +41,18 @@ def _number(name: str, value, above: float, most: float, unit: str) -> float:
     return number
 
 
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """What a call says of aggregation servers: see laconic.attach."""
+
+    aggregator: str | None = None
+    token: str | os.PathLike | None = None
+    quorum: float = QUORUM
+    deadline_ms: float = DEADLINE_MS
+    auth: str = "header"
+    multicast: bool = False
+
+
 class Servers:
     """What a call, or the environment, says of aggregation servers."""
 
@@ -51,10 +64,11 @@ class Servers:
         self._close: weakref.finalize | None = None
 
     @classmethod
-    def of(cls, aggregator: str | None, token, quorum, deadline_ms, auth, multicast) -> Servers | None:
+    def of(cls, options: ServerOptions) -> Servers | None:
         """None: nobody named any. LACONIC_AGGREGATOR and LACONIC_TOKEN_FILE stand in for what the call leaves out."""
-        quorum = _number("quorum", quorum, 0, 1, "")
-        deadline_ms = _number("deadline_ms", deadline_ms, 0, _HOUR_MS, " ms")
+        aggregator, token, auth, multicast = options.aggregator, options.token, options.auth, options.multicast
+        quorum = _number("quorum", options.quorum, 0, 1, "")
+        deadline_ms = _number("deadline_ms", options.deadline_ms, 0, _HOUR_MS, " ms")
         if auth not in ("header", "full"):
             raise errors.error("invalid_argument", f"auth is {auth!r}", '"header" or "full"')
         if not isinstance(multicast, bool):
@@ -274,9 +288,9 @@ def _leave_all() -> None:
         engine.leave()
 
 
-def of(aggregator, token, quorum, deadline_ms, auth, multicast, *, strategy: str, limiter=None) -> Servers | None:
+def of(options: ServerOptions, *, strategy: str, limiter=None) -> Servers | None:
     """As Servers.of, for an exchange by `strategy` over a network that `limiter` emulates."""
-    servers = Servers.of(aggregator, token, quorum, deadline_ms, auth, multicast)
+    servers = Servers.of(options)
     if servers is not None and strategy not in ("auto", "server_sum"):
         raise errors.error("invalid_argument", f"an aggregator is named, and strategy {strategy!r}", "leave the strategy out")
     if servers is not None and limiter is not None:

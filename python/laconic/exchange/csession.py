@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import weakref
 
 from ..codec import registered
+from ..codec.codec import spec_with
 from ..core import _arrays, _lib, errors
 from ..core._checks import U64, text, whole
 from ..core.errors import LaconicError
 from .driver import Driver, no_span
-from .rules import array_of
+from .rules import array_of, chosen, given
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3, "server_sum": 4}
 #: of a flush
@@ -22,6 +24,34 @@ MOST_STEPS = 65535
 ALONE = "one rank exchanges nothing: gradients pass through"
 #: exchanges in flight at a time, and float32 bytes of the parts that buckets are cut into
 WINDOW, PART = 2, 8 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a call says of an exchange: see laconic.attach. `keys`: of the codec, which are not in the spec."""
+
+    spec: str
+    keys: dict = dataclasses.field(default_factory=dict)
+    seed: int = 0
+    small_elements: int = 4096
+    strategy: str = "auto"
+    down: str | None = None
+    threads: int | str = 1
+    window: int = WINDOW
+    part: int = PART
+    rules: list[dict] | str | os.PathLike | None = None
+    control: str | None = None
+    record: str | os.PathLike | None = None
+
+    def read(self) -> Options:
+        """With the variables of the environment where the call says nothing, and rules as a list."""
+        return dataclasses.replace(self, spec=spec_with(self.spec, self.keys), keys={}, rules=given(self.rules), control=chosen(self.control),
+                                   record=chosen(self.record, "LACONIC_RECORD"))
+
+    def session(self, parameters, **more) -> CSession:
+        """What `read` gave, as a session. `more`: further arguments, or others."""
+        arguments = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "keys"}
+        return CSession(parameters=parameters, **{**arguments, **more})
 
 
 class CSession:

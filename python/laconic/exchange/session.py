@@ -15,11 +15,11 @@ from ..core import _arrays, _lib, environment, errors
 from ..core._checks import U32, U64, whole
 from ..core.errors import LaconicError
 from ..engines import aggregation, plugin
+from ..engines.aggregation import ServerOptions
 from . import trace
 from .changes import Changes
-from .csession import ALONE, PART, WINDOW, CSession, Layout
+from .csession import ALONE, PART, WINDOW, CSession, Layout, Options
 from .driver import cards_of_all
-from .rules import chosen, given
 from .state import VERSION, check_fields, check_header, check_number, check_seal, check_version, corrupt, of_one_rank, sealed, unsealed
 
 ENGINES = ("mpi", "gloo", "c10d")
@@ -74,10 +74,10 @@ class Session:
         self._failures: list[BaseException] = []  # of the last average()
         self._open_engine(engine, timeout, rank, world, rendezvous, interface, group)
         try:
-            self._session, self._layout = self._open_session(spec, parameters, rank, world, seed=seed, threads=threads,
-                                                             small_elements=small_elements, strategy=strategy, down=down,
-                                                             window=window, part=part, timeout=timeout, rules=rules, control=control, record=record,
-                                                             aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
+            options = Options(spec=spec, seed=seed, small_elements=small_elements, strategy=strategy, down=down, threads=threads, window=window,
+                              part=part, rules=rules, control=control, record=record)
+            named = ServerOptions(aggregator=aggregator, token=token, quorum=quorum, deadline_ms=deadline_ms, auth=auth, multicast=multicast)
+            self._session, self._layout = self._open_session(options, named, parameters, rank, world, timeout)
         except BaseException:
             self._end_engine()
             raise
@@ -137,7 +137,7 @@ class Session:
         self._sibling = Sibling(group, Meeting(group, ""))
         return Engine(self._sibling.group, of=group)
 
-    def _open_session(self, spec, parameters, rank, world, *, strategy, aggregator, timeout, rules, control, record, **options) -> tuple[CSession, Layout]:
+    def _open_session(self, options: Options, named: ServerOptions, parameters, rank, world, timeout: float) -> tuple[CSession, Layout]:
         """Everything that one rank may refuse, and the agreement of all of them."""
         session = layout = failure = servers = None
         sums = self._engine.probe_sums()
@@ -145,17 +145,15 @@ class Session:
             if rank is not None and (rank, world) != (self.rank, self.world):
                 raise errors.error("invalid_argument", f"the launcher has made this rank {self.rank} of {self.world}, asked for is "
                                    f"rank {rank} of {world}", "leave rank and world to the launcher")
-            listed, options["rules"] = _listed(parameters), given(rules)
-            options["control"], options["record"] = chosen(control), chosen(record, "LACONIC_RECORD")
-            servers = aggregation.of(*aggregator, strategy=strategy)
+            listed, options = _listed(parameters), options.read()
+            servers = aggregation.of(named, strategy=options.strategy)
             if servers is not None:
                 servers.open(self.world, timeout)
-            session = CSession(spec, listed, rank=self.rank, world=self.world, engine_sums=sums,
-                               short_sends=self._engine.short_sends, aggregates=servers is not None,
-                               strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
+            session = options.session(listed, rank=self.rank, world=self.world, engine_sums=sums, short_sends=self._engine.short_sends,
+                                      aggregates=servers is not None, strategy=options.strategy if servers is None or options.rules else "server_sum")
             layout = _layout(listed)
         except LaconicError as error:  # the other ranks are about to compare cards with us
-            failure = aggregation.without_codes(error, str(spec))
+            failure = aggregation.without_codes(error, str(options.spec))
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.Session)")
         cards = cards_of_all(self._engine, session, failure, "make its session")
