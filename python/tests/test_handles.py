@@ -99,8 +99,7 @@ def test_handle_is_found_from_wrapper_and_its_model(pools):
 
 
 def test_disabled_handle_has_all_attributes():
-    from laconic.ddp.attach import PassThrough
-    from laconic.ddp.handle import Handle
+    from laconic.ddp.handle import Handle, PassThrough
 
     wanted = {name: method for name, method in vars(Handle).items() if not name.startswith("_")}
     del wanted["worker"]  # of hooks
@@ -109,6 +108,11 @@ def test_disabled_handle_has_all_attributes():
         if callable(method):
             takes = [[(p.name, p.default) for p in inspect.signature(of).parameters.values()] for of in (method, getattr(PassThrough, name))]
             assert takes[0] == takes[1], name
+    handle = PassThrough()
+    assert handle.close() is None and handle.set("3lc", control="dc2") is None and handle.last_error is None and handle.flush(3) == 0
+    for call in (handle.close, handle.follow, handle.set):
+        with pytest.raises(TypeError):
+            call(*range(4))
 
 
 # ---- ended with its wrapper ----

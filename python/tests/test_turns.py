@@ -16,8 +16,7 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic.ddp import handle as any_handle  # noqa: E402
-from laconic.ddp import turns  # noqa: E402
+from laconic.ddp import steps, turns  # noqa: E402
 
 SPEC = "topk:ratio=0.05"
 
@@ -203,8 +202,8 @@ def test_states_are_repeatedly_read_from_another_thread(pools):
 def _never_ends(how):
     """A call of another thread in a step that does not end while it waits: what it is told."""
     ddp, handle, optimizer = _built()
-    said, on_bucket, kept = [], handle.hook.on_bucket, any_handle.seconds
-    any_handle.seconds = (lambda group: 0.2) if how == "in time" else kept
+    said, on_bucket, kept = [], handle.hook.on_bucket, steps.seconds
+    steps.seconds = (lambda group: 0.2) if how == "in time" else kept
 
     def asks():
         try:
@@ -230,7 +229,7 @@ def _never_ends(how):
         training.step_once(ddp, optimizer, dist.get_rank(), 2)
     except RuntimeError as error:
         said.append("the test breaks it" in str(error))
-    any_handle.seconds = kept
+    steps.seconds = kept
     return said, handle.close()
 
 

@@ -13,27 +13,10 @@ from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.aggregation import ServerOptions
 from ..exchange.csession import Options
+from .handle import PassThrough
 
 #: wrapper → its handle, in the order of attach
 _attached: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-class PassThrough:
-    """The handle under LACONIC_DISABLE=1: nothing was touched, training is plain DDP bit for bit."""
-
-    spec, step, last_error, closed, parameters, rank, warmup = "none", 0, None, False, [], 0, 0
-
-    stats = state_dict = lambda self: {"disabled": True}
-    explain = lambda self: {"disabled": True, "reason": DISABLED}
-    describe = lambda self: DISABLED
-    flush = lambda self, steps=10: self.step  # nothing is held back
-    prepare = lambda self, state: lambda: None
-    gather_texts = lambda self, text: [text]
-    set = lambda self, spec=None, rules=None, control=None: None
-    follow = lambda self, optimizer: None
-    load_state_dict = lambda self, state: None
-    at_end = lambda self, callback: None
-    close = tell_last_changes = lambda self: None
 
 
 def handles() -> list:

@@ -1,115 +1,23 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What any handle is: settings, steps and the calls between them, saved state, reports. Knows no framework's hook."""
+"""What any handle is: what users call. Knows no framework's hook, and needs no torch until there is one."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import inspect
 import logging
+from typing import TYPE_CHECKING
 
 from ..core import environment, errors
+from ..core.environment import DISABLED
 from ..core.errors import LaconicError
-from ..engines.group import seconds
 from ..exchange import names
-from ..exchange.changes import Changes
-from ..exchange.delivery import in_backward
-from ..exchange.rates import Units
-from ..exchange.rules import given
 from ..exchange.state import check_fields, check_layout, check_seal, of_one_rank, sealed, unsealed
-from ..exchange.worker import Worker
-from .opening import Opened
-from .turns import Turns, refused
 
-
-class Settings:
-    """What is in force, at attach and when others are set."""
-
-    def __init__(self, opened: Opened):
-        self._opened, self._worker = opened, opened.worker
-        self.since = 0  #: the step of the last change
-        self._read()
-
-    def _read(self) -> None:
-        session = self._worker.session
-        explained = session.explain()
-        self.spec = explained["spec"]
-        self.raw = {i for i, p in enumerate(explained["parameters"]) if p["codec"] == "none"}
-        #: sums are the engine's: then an element's place in the buffer matters
-        self.engine_sums = session.layout_matters or session.all_raw
-        self.all_raw = session.all_raw
-        self.observes = session.reports
-        self._changes = Changes() if session.reports and self._opened.rank == 0 else None
-
-    def set(self, spec, rules, control) -> bool:
-        """Whether they hold from the next step on; else they wait."""
-        with contextlib.suppress(LaconicError):  # every rank hears of it below
-            rules = None if rules is None else names.of_rules(given(rules))
-        if self._worker.set(spec, rules, control):
-            return self._taken()
-        if self._opened.rank == 0:
-            environment.say(f"set: residuals go out first, over {self._worker.session.flush_steps_left()} steps or more")
-        return False
-
-    def set_what_waits(self) -> bool:
-        """In a hook, which would not survive an error: it is told, and training goes on."""
-        try:
-            return self._worker.session.waiting and self._worker.set_what_waits() and self._taken()
-        except LaconicError as error:
-            if self._opened.rank == 0 and self._worker.broken is None:  # else the exchange has the message
-                environment.say(f"set: {error}; training goes on by {self._opened.describe()}", logging.WARNING)
-            return False
-
-    def _taken(self) -> bool:
-        self._read()
-        self.since = self._worker.step
-        if self._opened.rank == 0:
-            environment.say(f"set from step {self.since} on: {self._opened.describe()}")
-        return True
-
-    def tell_changes(self, *, last: bool = False) -> None:
-        """On rank 0, what laws have changed."""
-        if self._changes is not None:
-            self._changes.tell(self._opened.explain, last=last)
-
-
-class Steps:
-    """Steps of training, and the calls of users that see none, or a whole one."""
-
-    def __init__(self, opened: Opened, settings: Settings, scaler):
-        self._worker, self._group, self._settings = opened.worker, opened.group, settings
-        self.units = Units(opened.parameters.ours, scaler, opened.stage)
-        self._turns = Turns()
-
-    @property
-    def under_way(self) -> bool:
-        return self._turns.in_step
-
-    def begin(self) -> bool:
-        """In the hook of a step's first buffer. Whether other settings hold from this step on."""
-        self._turns.begin_step()
-        self.units.begin_step()
-        changed = self._settings.set_what_waits()
-        self._settings.tell_changes()
-        return changed
-
-    def end(self) -> None:
-        self._turns.end_step()
-
-    @contextlib.contextmanager
-    def between(self, call: str):
-        """Inside, no step is under way, or none will ever end."""
-        worker = self._worker
-        worker.commands.check_process()
-
-        def over() -> bool:
-            return worker.broken is not None or worker.commands.closed
-
-        if worker.commands.here or over():
-            yield
-            return
-        if in_backward():
-            raise refused(call)
-        with self._turns.call(call, seconds(self._group), over):
-            yield
+if TYPE_CHECKING:  # they import torch, which need not be there for PassThrough
+    from ..exchange.worker import Worker
+    from .opening import Opened
+    from .steps import Settings, Steps
 
 
 class Handle:
@@ -122,13 +30,9 @@ class Handle:
     saved state back.
     """
 
-    def __init__(self, opened: Opened, scaler, hook_of):
-        """`hook_of(opened, settings, steps)`: its hook."""
-        self._opened = opened
+    def __init__(self, opened: Opened, settings: Settings, steps: Steps, hook):
+        self._opened, self.settings, self.steps, self.hook = opened, settings, steps, hook
         self.rank, self.warmup = opened.rank, opened.warmup
-        self.settings = Settings(opened)
-        self.steps = Steps(opened, self.settings, scaler)
-        self.hook = hook_of(opened, self.settings, self.steps)
 
     @property
     def worker(self) -> Worker:
@@ -286,3 +190,47 @@ class PickledHandle:
 
     def on_bucket(self, bucket):
         raise errors.error("unsupported", "this handle came out of a pickle", "call laconic.attach after loading the model")
+
+
+class PassThrough:
+    """The handle under LACONIC_DISABLE=1: nothing was touched, training is plain DDP bit for bit. What Handle has and this class does not
+    name gives None, by a method of the same signature where Handle has a method."""
+
+    spec, step, closed, rank, warmup = "none", 0, False, 0, 0
+    parameters = property(lambda self: [])
+
+    def describe(self) -> str:
+        return DISABLED
+
+    def stats(self) -> dict:
+        return {"disabled": True}
+
+    state_dict = stats
+
+    def explain(self) -> dict:
+        return {"disabled": True, "reason": DISABLED}
+
+    def flush(self, steps: int = 10) -> int:
+        """Nothing is held back."""
+        return self.step
+
+    def prepare(self, state: dict):
+        return lambda: None
+
+    def gather_texts(self, text: str) -> list[str]:
+        return [text]
+
+
+def _gives_none(method):
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(*arguments, **keywords):
+        signature.bind(*arguments, **keywords)
+
+    return call
+
+
+for _name, _member in vars(Handle).items():
+    if not (_name.startswith("_") or _name == "worker" or hasattr(PassThrough, _name)):
+        setattr(PassThrough, _name, _gives_none(_member) if callable(_member) else None)

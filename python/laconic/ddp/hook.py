@@ -21,9 +21,10 @@ from ..exchange.delivery import EndOfBackward, Sum
 from ..exchange.driver import engine_failed
 from ..exchange.worker import DTYPES, Worker, result
 from . import reports
-from .handle import Handle, PickledHandle, Settings, Steps
+from .handle import Handle, PickledHandle
 from .opening import Opened, Parameters
 from .resumed import Resumed
+from .steps import Settings, Steps
 
 #: bytes of a bucket up to which its mean is given to DDP at the end of backward(): a copy of more takes longer than two hand-overs
 #: of the interpreter
@@ -33,7 +34,9 @@ AT_END = 1 << 20
 def attach(ddp, meeting, stage, options: Options, servers: ServerOptions, *, scaler, warmup: int) -> Handle:
     """The handle of a wrapper, which has its hook. Collective over its group; the arguments are those of laconic.attach."""
     opened = Opened(Parameters(*sorted_out(ddp)), ddp.process_group, meeting, stage, functools.partial(_refuse_hook, ddp), options, servers, warmup)
-    handle = Handle(opened, scaler, functools.partial(Hook, ddp))
+    settings = Settings(opened)
+    steps = Steps(opened, settings, scaler)
+    handle = Handle(opened, settings, steps, Hook(ddp, opened, settings, steps))
     weakref.finalize(ddp, opened.worker.end).atexit = False
     copied = ddp._comm_hooks  # noqa: SLF001
     copied[:] = [(hook, state) for hook, state in copied if not isinstance(state, PickledHandle)]

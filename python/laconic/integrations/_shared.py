@@ -11,8 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..core import environment
 from ..core.errors import LaconicError
-from ..ddp.attach import PassThrough, handle_of
 from ..ddp.attach import attach as attach_wrapper
+from ..ddp.attach import handle_of
+from ..ddp.handle import PassThrough
 from ..engines.group import listed
 from ..exchange import files
 from ..exchange.state import fingerprint
