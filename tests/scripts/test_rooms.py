@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The imports of python/laconic against ARCHITECTURE.md's table of rooms: none leads upwards, and none in a circle."""
+"""Imports of python/laconic against ARCHITECTURE.md's table of rooms: none leads upwards, and none in a circle. Those of bench/lib."""
 
 import ast
 import re
