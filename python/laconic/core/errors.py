@@ -49,6 +49,8 @@ class LaconicError(RuntimeError):
     Attributes: `code` (int, docs/format/ERRORS.md), `name` (its stable word), `message`, `hint` (what to try next).
     """
 
+    __module__ = "laconic"  # tracebacks and pickles name it as users do
+
     def __init__(self, code: int, name: str, message: str, hint: str = ""):
         self.code = code
         self.name = name
