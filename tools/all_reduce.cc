@@ -91,7 +91,7 @@ class Bench : public std::enable_shared_from_this<Bench> {
     try {
       if (const auto done = measure(); !done) failure = {done.error(), met()};
     } catch (const std::bad_alloc&) {
-      failure = {{Errc::out_of_memory, "there is no memory for the measurement", {}}, false};
+      failure = {{Errc::out_of_memory, "not enough memory for the measurement", {}}, false};
     }
     if (failure) engine_.keep_until_end(shared_from_this());
     return failure;
@@ -204,9 +204,10 @@ Result<void> Bench::taken(const Take& take) {
   if (auto done = gather({&failed, 1}); !done) return done;
   const auto at = std::find(all_.begin(), all_.end(), uint8_t{1});
   if (at == all_.end()) return {};
-  return Error{Errc::out_of_memory,
-               fmt::format("rank {} has no memory for {} elements", at - all_.begin(), elements_),
-               "a smaller --max"};
+  return Error{
+      Errc::out_of_memory,
+      fmt::format("rank {} has not enough memory for {} elements", at - all_.begin(), elements_),
+      "a smaller --max"};
 }
 
 Result<void> Bench::allocate(uint64_t elements) {

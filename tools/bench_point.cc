@@ -62,7 +62,8 @@ Result<Point> measure(const Spec& spec, std::span<const float> values,
                       const PointOptions& options) {
   auto rank = std::make_unique<Rank>(spec, values.size(), options);
   if (!rank->reserve())
-    return Error{Errc::out_of_memory, "no memory for " + spec.canonical(), "try a smaller --size"};
+    return Error{Errc::out_of_memory, "not enough memory for " + spec.canonical(),
+                 "try a smaller --size"};
   if (options.peers > 1 && rank->lanes()) {
     return Error{Errc::unsupported,
                  spec.canonical() + " is summed by the engine: peers are never decoded one by one",

@@ -164,7 +164,7 @@ std::optional<RankFailure> run_loopback(const EngineOptions& options,
     try {
       error = body(hub.engine(rank));
     } catch (const std::bad_alloc&) {
-      error = Error{Errc::out_of_memory, "there is no memory for the gradients", {}};
+      error = Error{Errc::out_of_memory, "not enough memory for the gradients", {}};
     }
     if (!error) return;
     {

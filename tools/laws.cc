@@ -45,7 +45,7 @@ struct Options {
 };
 
 Error no_memory(uint64_t n) {
-  return {Errc::out_of_memory, fmt::format("there is no memory for {} values", n), {}};
+  return {Errc::out_of_memory, fmt::format("not enough memory for {} values", n), {}};
 }
 
 /// Median over `times` calls.

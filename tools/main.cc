@@ -45,7 +45,7 @@ int run(int argc, char** argv) {
 }
 
 /// A file may claim more elements than there is memory for.
-const Error kNoMemory{Errc::out_of_memory, "there is no memory for that many elements",
+const Error kNoMemory{Errc::out_of_memory, "not enough memory for that many elements",
                       "`laconic inspect` shows what a frame claims without decoding it"};
 
 }  // namespace

@@ -520,7 +520,7 @@ Json kernel_path(double seconds, int rounds) {
 
 int run(double seconds, int rounds) {
   if (!agg::has_gso()) {
-    tools::print_json({{"reason", "this kernel has no segmentation for UDP"}});
+    tools::print_json({{"reason", "this kernel does not support UDP segmentation"}});
     return 0;
   }
   Pair gso(std::make_unique<Serving>(Io::gso), Io::gso, true, 11);

@@ -57,7 +57,7 @@ Result<std::unique_ptr<GlooEngine>> GlooEngine::create(const GlooOptions& option
     }
     return engine;
   } catch (const std::bad_alloc&) {
-    return Error{Errc::out_of_memory, "no memory", {}};
+    return Error{Errc::out_of_memory, "out of memory", {}};
   } catch (const std::exception& e) {
     return Error{Errc::engine_failed, std::string("Gloo: ") + e.what(), {}};
   }
@@ -75,7 +75,7 @@ GlooEngine::~GlooEngine() {
       group.part();
     } else {
       parts_->fault.fail(
-          {Errc::peer_failed, "rank " + std::to_string(rank()) + " has ended in a batch", {}});
+          {Errc::peer_failed, "rank " + std::to_string(rank()) + " ended during a batch", {}});
     }
   }
   group.tear_down();  // whatever is being executed returns
@@ -138,7 +138,7 @@ Error GlooEngine::late(Ticket ticket, std::chrono::milliseconds waited) {
   const auto absent =
       parts_->group.unsigned_by(parts_->batches.needed_by(ticket.number), ticket.number, until);
   return {Errc::timed_out,
-          (absent.empty() ? "a batch did not end" : names_of(absent) + " did not answer") +
+          (absent.empty() ? "a batch did not complete" : names_of(absent) + " did not answer") +
               " within " + std::to_string(waited.count()) + " ms",
           gloo::hint()};
 }

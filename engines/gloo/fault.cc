@@ -45,7 +45,7 @@ Error Fault::agree(Error own, const char* said) {
   }
   const bool no_memory = own.code == Errc::out_of_memory;
   if (no_memory)
-    own.message = "rank " + std::to_string(group_.rank()) + " has no memory";
+    own.message = "rank " + std::to_string(group_.rank()) + " is out of memory";
   else if (own.message.empty())
     own.message = group_.who_is_gone(said);
   Error news{no_memory ? Errc::peer_failed : own.code, own.message, {}};

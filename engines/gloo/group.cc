@@ -36,8 +36,7 @@ class Store final : public ::gloo::rendezvous::Store {
       if (!value.empty()) return {value.begin(), value.end()};
       const std::string news = checked(board_->get(news_of_meeting(), deadline_));
       if (!news.empty()) throw std::runtime_error(rendezvous::read_news(news, {}).message);
-      if (Clock::now() >= deadline_)
-        throw std::runtime_error("a rank did not come to be connected in time");
+      if (Clock::now() >= deadline_) throw std::runtime_error("a rank did not connect in time");
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
@@ -79,7 +78,7 @@ Result<void> Group::meet(const std::function<void()>& prepare, std::function<voi
   } catch (const std::exception& e) {
     const Error own{Errc::engine_failed,
                     "Gloo cannot connect rank " + std::to_string(rank()) + ": " + e.what(),
-                    "look whether the ranks reach each other over this network interface"};
+                    "check that the ranks can reach each other over this network interface"};
     const auto told = board_->put(news_of_meeting(), rendezvous::write_news(own), soon());
     return told ? rendezvous::read_news(*told, own.hint) : own;
   }

@@ -27,7 +27,7 @@ inline constexpr auto kForever = std::chrono::hours(24 * 365);
 /// Gloo's collectives begin their slots with small numbers.
 inline constexpr uint64_t kSlots = uint64_t{0x4C} << 56;
 
-inline std::string hint() { return "restart the group with the ranks that are left"; }
+inline std::string hint() { return "restart the group with the remaining ranks"; }
 inline Deadline soon() { return Clock::now() + std::chrono::milliseconds(500); }
 
 class Group {

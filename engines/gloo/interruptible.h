@@ -33,7 +33,7 @@ class GlooWaits final : public ::gloo::transport::Context {
     return real_->getPair(peer);
   }
   std::unique_ptr<::gloo::transport::Pair>& createPair(int) override {
-    throw std::logic_error("all pairs are there");
+    throw std::logic_error("all pairs exist");
   }
   void break_off() noexcept {
     const std::lock_guard lock(mutex_);
@@ -77,7 +77,7 @@ class GlooWaits final : public ::gloo::transport::Context {
    private:
     friend class GlooWaits;
     static bool checked(bool done) {
-      if (!done) throw std::runtime_error("the group is over");
+      if (!done) throw std::runtime_error("the group has ended");
       return done;
     }
     void abort() noexcept {

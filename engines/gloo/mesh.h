@@ -48,8 +48,7 @@ class GlooMesh final : public ::gloo::rendezvous::Context {
         transport->getPair(peer)->connect(extractAddress(theirs, peer));
       } catch (const std::exception&) {
         if (!end.has_come()) throw;
-        throw std::runtime_error("rank " + std::to_string(peer) +
-                                 " did not come to be connected in time");
+        throw std::runtime_error("rank " + std::to_string(peer) + " did not connect in time");
       }
     }
     device_ = device;

@@ -83,9 +83,9 @@ bool Group::find_hosts() {
 
 bool Group::not_every_rank_came() {
   status_.die(Error{Errc::timed_out,
-                    "mpi: not every rank made its engine within " +
+                    "mpi: not every rank created its engine within " +
                         std::to_string(options_.timeout.count()) + " ms",
-                    "look for the rank that stopped"});
+                    "find the rank that stopped"});
   return false;
 }
 

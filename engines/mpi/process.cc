@@ -44,9 +44,9 @@ bool Process::ready() {
   int ended = 0;
   MPI_Finalized(&ended);
   status_.die(ended != 0 ? Error{Errc::engine_failed, "mpi: MPI has been finalised",
-                                 "a process initialises MPI once: keep the first engine"}
+                                 "MPI can be initialised once per process: keep the first engine"}
                          : Error{Errc::engine_failed, "mpi: MPI has not been initialised",
-                                 "call MPI_Init_thread, or give the engine argc and argv"});
+                                 "call MPI_Init_thread, or pass argc and argv to the engine"});
   return false;
 }
 
@@ -72,13 +72,13 @@ bool Process::look_around() {
     const char* started = std::getenv(variable);
     if (started == nullptr) continue;
     if (std::to_string(size) == started) return true;
-    other = std::string(name) + "'s launcher has started " + started + " (" + variable + ")";
+    other = std::string(name) + "'s launcher started " + started + " (" + variable + ")";
   }
   if (other.empty()) return true;
   status_.die(Error{Errc::engine_failed,
                     "mpi: " + library() + " sees " + std::to_string(size) +
                         (size == 1 ? " rank, " : " ranks, ") + other,
-                    "launch with the mpirun of the MPI that the program is built with"});
+                    "use the mpirun of the MPI that the program was built with"});
   return false;
 }
 

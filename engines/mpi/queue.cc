@@ -14,9 +14,8 @@ namespace laconic::mpi {
 Result<Job*> Queue::add(std::span<const Step> batch) {
   const auto found = std::find_if(jobs_.begin(), jobs_.end(), [](const Job& j) { return !j.used; });
   if (found == jobs_.end()) {
-    return Error{Errc::exchange_order,
-                 std::to_string(kMaxTickets) + " batches have not been waited for",
-                 "wait for each ticket"};
+    return Error{Errc::exchange_order, std::to_string(kMaxTickets) + " tickets are outstanding",
+                 "wait for a ticket before starting another batch"};
   }
   Job& job = *found = {};
   std::copy(batch.begin(), batch.end(), job.steps.begin());
@@ -53,10 +52,9 @@ void Queue::issue() {
 
 void Queue::issue_sum(Job& job, const Step& step) {
   if ((kAllSums >> static_cast<uint32_t>(step.dtype) & 1U) == 0) {
-    return status_.die(
-        Error{Errc::dtype_unsupported,
-              "mpi: lanes of " + std::string(dtype_name(step.dtype)) + " are not summed",
-              {}});
+    return status_.die(Error{Errc::dtype_unsupported,
+                             "mpi: cannot sum " + std::string(dtype_name(step.dtype)) + " elements",
+                             {}});
   }
   const uint64_t bytes = step.count * dtype_size(step.dtype);
   if (step.send != step.recv && step.count != 0) std::memmove(step.recv, step.send, bytes);
@@ -92,7 +90,7 @@ void Queue::finish(const Job& job, Deadline deadline, std::unique_lock<std::mute
   if (main == 0) {
     return status_.die(Error{Errc::unsupported,
                              "mpi: MPI allows only the thread that initialised it to communicate",
-                             "ask MPI_Init_thread for MPI_THREAD_SERIALIZED or more"});
+                             "request MPI_THREAD_SERIALIZED or higher from MPI_Init_thread"});
   }
   for (Idle idle(group_.waits()); status_ && !job.ended();) {
     issue();
@@ -108,18 +106,18 @@ void Queue::finish(const Job& job, Deadline deadline, std::unique_lock<std::mute
   }
 }
 
-/// "mpi: nothing came from ranks 1 and 3 within 5000 ms"
+/// "mpi: nothing arrived from ranks 1 and 3 within 5000 ms"
 Error Queue::too_late(const Job& job) const {
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - job.begun);
-  std::string what = "a sum was not complete";
+  std::string what = "a sum did not complete";
   if (const std::string to = transfers_.peers(job, Kind::send, Kind::send); !to.empty())
-    what = "nothing got to " + to;
+    what = "nothing reached " + to;
   if (const std::string from = transfers_.peers(job, Kind::receive, Kind::receive_short);
       !from.empty())
-    what = "nothing came from " + from;
+    what = "nothing arrived from " + from;
   return {Errc::timed_out, "mpi: " + what + " within " + std::to_string(waited.count()) + " ms",
-          "look for the rank that stopped; the group cannot go on"};
+          "find the rank that stopped; this group cannot continue"};
 }
 
 }  // namespace laconic::mpi

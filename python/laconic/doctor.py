@@ -156,7 +156,7 @@ def exchange(patience: float, interface: str | None = None) -> dict:
         if _wait(ranks, patience, lambda: len(list(folder.glob("*.ready"))) == 2):  # importing torch may take its time
             _wait(ranks, patience, lambda: False)
         return _answer(folder, [process.poll() for process in ranks], patience)
-    except (OSError, ValueError) as error:  # no disk, no memory for a process, an answer that is cut off
+    except (OSError, ValueError) as error:  # no disk, not enough memory for a process, an answer that is cut off
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
         for process in ranks:

@@ -195,8 +195,8 @@ def _refusal(by_rank, spec):
 
 
 @pytest.mark.parametrize("spec, control, said", [
-    ("fp16", "dc2", "nothing to move: 'fp16' has no setting that may change"),
-    ("thc:bits=4", "dc2", "nothing to move: 'thc' keeps its keys: they decide what lanes add up to"),
+    ("fp16", "dc2", "nothing to change: 'fp16' has no setting that may change"),
+    ("thc:bits=4", "dc2", "nothing to change: 'thc' cannot change its keys: they determine how elements add"),
     ("topk", "dc3", "dc3"),
     ("topk", "dc2:min=0.2,max=0.1", "min=0.2 is above max=0.1"),
     ("topk", "dc2:max=0.1,mean=0.2", "mean=0.2 is above max=0.1"),

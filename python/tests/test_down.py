@@ -58,8 +58,8 @@ def _mean(**options):
 
 
 REFUSED = [
-    ({"down": "powersgd"}, "unsupported", "down=powersgd: a mean comes down in owners' ranges, which it does not encode"),
-    ({"down": "thc"}, "unsupported", "down=thc: a mean comes down in one round, and it needs several"),
+    ({"down": "powersgd"}, "unsupported", "down=powersgd: owners send ranges of parameters, which this codec cannot encode"),
+    ({"down": "thc"}, "unsupported", "down=thc: owners send means in one round, and this codec needs several"),
     ({"down": "int8", "strategy": "gather_all"}, "unsupported", "down=int8: strategy gather_all has no owners that send means"),
     ({"down": "int9"}, "unknown_codec", "down: "),
     ({"down": 8}, "invalid_argument", "down"),

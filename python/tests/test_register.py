@@ -67,7 +67,7 @@ def _class(**members):
 
 @pytest.mark.parametrize(("thing", "word"), [
     (3, "not a class"), (_class(name=None), "Mine.name is None"), (_class(name="Mine"), "'Mine'"), (_class(name="a b"), "'a b'"),
-    (_class(name="topk"), "topk is a codec of laconic"), (_class(encode=None), "no encode"), (_class(decode=3), "no decode"),
+    (_class(name="topk"), "topk is a built-in codec"), (_class(encode=None), "no encode"), (_class(decode=3), "no decode"),
     (_class(feedback="maybe"), "feedback"), (_class(__init__=lambda self, k: None), "default"),
     (_class(__init__=lambda self, *k: None), "default"), (_class(__init__=lambda self, k=None: None), "default")])
 def test_incomplete_classes_are_refused(thing, word):
@@ -221,7 +221,7 @@ def _told(other):
         own_codecs.register()
 
 
-@pytest.mark.parametrize(("other", "words"), [(None, ["rank 1 could not attach", "there is no codec 'largest'"]),
+@pytest.mark.parametrize(("other", "words"), [(None, ["rank 1 could not attach", "unknown codec 'largest'"]),
                                               ("topk", ["ranks disagree on the spec: rank 0 has 'largest', rank 1 has 'topk'"])])
 def test_codec_missing_on_one_rank_is_one_message_on_all(pools, other, words):
     errors = pools(3).errors(_told, other=other)

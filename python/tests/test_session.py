@@ -160,7 +160,7 @@ def _alone_over_c10d():
 
 def test_one_rank_passes_gradients_through(pools):
     [(said, equal, stats, reason, entries)] = pools(1).run(_alone_over_c10d)
-    assert said == [reason] == ["one rank exchanges nothing: gradients pass through"]
+    assert said == [reason] == ["one rank has nothing to exchange: gradients stay as they are"]
     assert equal and (stats["ratio"], stats["wire_bytes"]) == (1.0, 0) and entries == {}
 
 
@@ -182,7 +182,7 @@ def test_unsuitable_array_is_error_on_every_rank(tmp_path, engine, ranks):
     assert sorted(job.ranks) == [0, 1], job.output
     other, own = (job.ranks[rank]["heard"] for rank in (0, 1))
     words = {"float64": "float64", "swapped": ">f4", "int32": "int32", "read-only": "is read-only", "apart": "not C-contiguous",
-             "short": "has 25285 elements, its parameters 25286", "long": "format 'B'", "list": "got list", "bytes": "format 'B'",
+             "short": "has 25285 elements, its parameters have 25286", "long": "format 'B'", "list": "got list", "bytes": "format 'B'",
              "none": "got NoneType", "interface, read-only": "is read-only", "interface, type": "<f8",
              "interface, apart": "not C-contiguous", "step": "step is 'three'"}
     assert set(words) == set(own)
@@ -213,7 +213,7 @@ def test_ranks_that_differ_get_same_message(tmp_path, engine, ranks):
     heard = Job(tmp_path, engine, ranks, "disagree").same(ranks)
     assert len(heard.pop("good")) == 1, "sessions can be made after one that could not"
     assert {name for name, _ in heard.values()} == {"ranks_disagree"}
-    for key, word in {"spec": "rank 1 has 'int8'", "unknown spec": "rank 1 could not make its session: there is no codec 'tokp'",
+    for key, word in {"spec": "rank 1 has 'int8'", "unknown spec": "rank 1 could not make its session: unknown codec 'tokp'",
                       "window": "rank 1 has 3", "wrong window": "window is 9", "model": "rank 1 has 6 parameters",
                       "no model": "'int' object is not iterable", "shape": "the shape of 'a' is 'b'"}.items():
         assert word in heard[key][1], heard[key]
@@ -259,7 +259,7 @@ def side_by_side(engine, folder, cpp, python, first):
     return [file.read_text() for file in files]
 
 
-BESIDE = {"good": "", "python's spec": "there is no codec 'tokp'", "C++'s spec": "there is no codec 'tokp'",
+BESIDE = {"good": "", "python's spec": "unknown codec 'tokp'", "C++'s spec": "unknown codec 'tokp'",
           "model": "ranks disagree on the model", "python leaves": "has ended before the others"}
 
 

@@ -166,7 +166,7 @@ def test_ranks_on_two_machines_get_no_such_warning(pools):
 
 def test_one_rank_is_informed_that_nothing_is_exchanged(pools):
     said, = pools(1).run(_start_line)
-    assert said.rstrip().endswith("3lc: one rank exchanges nothing: gradients pass through; gloo, 1 rank, cpu in place")
+    assert said.rstrip().endswith("3lc: one rank has nothing to exchange: gradients stay as they are; gloo, 1 rank, cpu in place")
 
 
 def _late(late, named_after, patience, said):

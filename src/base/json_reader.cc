@@ -56,7 +56,7 @@ bool JsonReader::word(std::string_view expected) {
 bool JsonReader::open(char bracket) {
   if (!ok()) return false;
   if (!take(bracket)) {
-    fail(bracket == '{' ? "an object was expected" : "a list was expected");
+    fail(bracket == '{' ? "expected an object" : "expected a list");
   } else if (++depth_ > kDeepest) {
     fail("nested too deeply");
   }
@@ -70,8 +70,9 @@ bool JsonReader::more(char close, bool first) {
     --depth_;
     return false;
   }
-  if (!first && !take(',')) fail(at_ == text_.size() ? "it is cut" : "there is no ',' or end");
-  if (ok() && at_ == text_.size()) fail("it is cut");
+  if (!first && !take(','))
+    fail(at_ == text_.size() ? "it ends too early" : "expected ',' or the end");
+  if (ok() && at_ == text_.size()) fail("it ends too early");
   return ok();
 }
 
@@ -111,24 +112,24 @@ std::string JsonReader::text() {
   std::string read;
   if (!ok()) return read;
   if (!take('"')) {
-    fail("a text was expected");
+    fail("expected a string");
     return {};
   }
   while (at_ < text_.size()) {
     const char c = text_[at_++];
     if (c == '"') return read;
     if (static_cast<unsigned char>(c) < 0x20) {
-      fail("a text holds a control character");
+      fail("a string contains a control character");
       return {};
     }
     if (c != '\\') {
       read += c;
     } else if (!escape(read)) {
-      fail("a text holds an escape that is none");
+      fail("a string contains an invalid escape");
       return {};
     }
   }
-  fail("it is cut");
+  fail("it ends too early");
   return {};
 }
 
@@ -168,7 +169,7 @@ double JsonReader::number() {
   double value = 0;
   const auto [end, status] = std::from_chars(token.data(), token.data() + token.size(), value);
   if (token.empty() || status != std::errc{} || end != token.data() + token.size()) {
-    fail("a number was expected");
+    fail("expected a number");
     return 0;
   }
   return value;
@@ -180,7 +181,7 @@ uint64_t JsonReader::whole() {
   uint64_t value = 0;
   const auto [end, status] = std::from_chars(token.data(), token.data() + token.size(), value);
   if (token.empty() || status != std::errc{} || end != token.data() + token.size()) {
-    fail("a whole number was expected");
+    fail("expected a whole number");
     return 0;
   }
   return value;
@@ -189,7 +190,7 @@ uint64_t JsonReader::whole() {
 bool JsonReader::flag() {
   if (!ok()) return false;
   if (word("true")) return true;
-  if (!word("false")) fail("true or false was expected");
+  if (!word("false")) fail("expected true or false");
   return false;
 }
 
@@ -210,7 +211,7 @@ void JsonReader::skip() {
       (void)flag();
       return;
     case 'n':
-      if (!null()) fail("a value was expected");
+      if (!null()) fail("expected a value");
       return;
     default:
       (void)number();
@@ -220,7 +221,7 @@ void JsonReader::skip() {
 void JsonReader::end() {
   if (!ok()) return;
   (void)peek();
-  if (at_ != text_.size()) fail("something follows its end");
+  if (at_ != text_.size()) fail("unexpected data after the end");
 }
 
 }  // namespace laconic

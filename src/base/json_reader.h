@@ -21,7 +21,7 @@ class JsonReader {
     if (!open('{')) return;
     for (bool first = true; more('}', first); first = false) {
       const std::string key = text();
-      if (!take(':')) return fail("there is no ':' behind a key");
+      if (!take(':')) return fail("expected ':' after a key");
       body(std::string_view(key));
     }
   }

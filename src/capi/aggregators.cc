@@ -88,8 +88,8 @@ int32_t laconic_aggregator_open(const laconic_aggregator_options* options,
     laconic_aggregator_options o;
     if (const int32_t bad = read_struct(options, "options", &o); bad != 0) return bad;
     if (o.servers == nullptr) return null_argument("options.servers");
-    if (o.full_tags > 1) return fail(Errc::invalid_argument, "full_tags is not 0 or 1");
-    if (o.multicast > 1) return fail(Errc::invalid_argument, "multicast is not 0 or 1");
+    if (o.full_tags > 1) return fail(Errc::invalid_argument, "full_tags must be 0 or 1");
+    if (o.multicast > 1) return fail(Errc::invalid_argument, "multicast must be 0 or 1");
     auto membership = Membership::create(to_options(o), o.world);
     if (!membership) return fail(std::move(membership).error());
     *out = new laconic_aggregator(*std::move(membership));
@@ -103,11 +103,12 @@ int32_t laconic_aggregator_join(laconic_aggregator* aggregator, const laconic_se
     if (aggregator == nullptr || session == nullptr) return null_argument("aggregator and session");
     const auto& model = session->session->model();
     if (!model.uses(laconic::collective::StrategyKind::server_sum)) {
-      return fail(Errc::unsupported, "the session has no codes for an aggregator to add",
-                  "a spec that has them (thc), and options.aggregates = 1");
+      return fail(Errc::unsupported,
+                  "no codec of this session sends quantized values that an aggregator can add",
+                  "use thc and set options.aggregates = 1");
     }
     if (aggregator->membership.joined())
-      return fail(Errc::exchange_order, "the aggregator has joined before", "open another one");
+      return fail(Errc::exchange_order, "the aggregator has already joined", "open another one");
     return ended(*aggregator,
                  aggregator->membership.join(model.aggregation_job(), model.options().rank, number,
                                              Clock::now() + milliseconds(timeout_ms)));
@@ -120,7 +121,7 @@ int32_t laconic_aggregator_run(laconic_aggregator* aggregator, const laconic_ste
     if (aggregator == nullptr || step == nullptr) return null_argument("aggregator and step");
     if (step_size < sizeof(laconic_step)) return bad_struct("step", step_size, sizeof *step);
     if (step->kind != LACONIC_AGGREGATE)
-      return fail(Errc::invalid_argument, "the step is none for an aggregator",
+      return fail(Errc::invalid_argument, "this step is not for an aggregator",
                   "LACONIC_AGGREGATE");
     if (step->granules != 0 && (step->contributions == nullptr || step->aggregates == nullptr))
       return null_argument("the contributions and aggregates of a step");

@@ -23,7 +23,7 @@ int32_t fail(Error error);
 int32_t fail(Errc code, const char* message, const char* hint = "");
 /// `which`: the arguments that must not be null.
 int32_t null_argument(const char* which);
-/// Where there may be no memory for a message: the two that need none.
+/// Where there may be not enough memory for a message: the two that need none.
 int32_t fail_out_of_memory() noexcept;
 int32_t fail_internal() noexcept;
 

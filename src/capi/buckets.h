@@ -11,7 +11,7 @@ namespace laconic::capi {
 inline int32_t read_layout(const laconic_bucket* theirs, laconic_bucket* b) {
   if (const int32_t bad = read_struct(theirs, "bucket", b); bad != 0) return bad;
   if (b->dtype > LACONIC_BF16) {
-    return fail(Errc::invalid_argument, "the bucket is of no float type",
+    return fail(Errc::invalid_argument, "the bucket's dtype is not a float type",
                 "LACONIC_F32, LACONIC_F16 or LACONIC_BF16");
   }
   if ((b->flags & ~uint32_t{LACONIC_BUCKET_RAW}) != 0)

@@ -40,7 +40,7 @@ int32_t read_tensor(const laconic_tensor* theirs, const char* name, laconic::Ten
   laconic_tensor t;
   if (const int32_t bad = read_struct(theirs, name, &t); bad != 0) return bad;
   if (t.dtype > LACONIC_BF16) {
-    return fail(Errc::invalid_argument, "the tensor is of no float type",
+    return fail(Errc::invalid_argument, "the tensor's dtype is not a float type",
                 "LACONIC_F32, LACONIC_F16 or LACONIC_BF16");
   }
   *out = {static_cast<DType>(t.dtype), t.rows, t.cols, t.data};
@@ -49,10 +49,10 @@ int32_t read_tensor(const laconic_tensor* theirs, const char* name, laconic::Ten
 
 int32_t read_place(const laconic_place* theirs, laconic_place* place) {
   if (const int32_t bad = read_struct(theirs, "place", place); bad != 0) return bad;
-  if (place->reserved != 0) return fail(Errc::invalid_argument, "place.reserved is not 0");
+  if (place->reserved != 0) return fail(Errc::invalid_argument, "place.reserved must be 0");
   if (place->rank < place->world) return 0;
   return fail(Errc::invalid_argument, "rank must be below world",
-              "world=1, rank=0 for a lone process");
+              "use world=1 and rank=0 for a single process");
 }
 
 laconic_frame_info to_c(const laconic::FrameView& view, uint64_t bytes) {
@@ -226,12 +226,12 @@ int32_t laconic_residual_set_state(laconic_residual* residual, const float* stat
     if (residual == nullptr || (state == nullptr && count != 0))
       return null_argument("residual and state");
     if (count > laconic::kFrameMaxCount)  // no array is that long: do not even form its end
-      return fail(Errc::out_of_memory, "no memory for a codec state of that size");
+      return fail(Errc::out_of_memory, "not enough memory for a codec state of that size");
     const std::span<const float> values(state, count);
     if (const size_t at = first_not_finite(values); at != count) {
       return fail(Error{Errc::state_corrupt,
                         "value " + std::to_string(at) + " of the codec state is not finite",
-                        "take an older checkpoint"});
+                        "use an older checkpoint"});
     }
     residual->residual->set_state(values);
     return 0;

@@ -77,12 +77,12 @@ int32_t alone(laconic_driver* driver, Body&& body) {
   return guarded([&]() -> int32_t {
     if (driver == nullptr) return null_argument("driver");
     if (driver->process != ::getpid()) {
-      return fail(Errc::unsupported, "this process was forked from the one that made the driver",
-                  "call it in that one");
+      return fail(Errc::unsupported, "this process was forked from the one that created the driver",
+                  "call it in the original process");
     }
     if (driver->in_use.test_and_set(std::memory_order_acquire)) {
       return fail(Errc::exchange_order, "the driver is in use",
-                  "one thread at a time, and nothing from inside of a callback");
+                  "call it from one thread at a time, and not from a callback");
     }
     struct Leave {
       std::atomic_flag& flag;
@@ -171,8 +171,8 @@ int32_t laconic_driver_create(laconic_session* session, const laconic_driver_opt
     if (const int32_t bad = laconic::capi::read_table(own.engine, &table); bad != 0) return bad;
     const auto& model = session->session->model().options();
     if (table.rank != model.rank || table.world != model.world) {
-      return fail(Errc::invalid_argument, "the engine's rank or world is not the session's",
-                  "make both for the same rank");
+      return fail(Errc::invalid_argument, "the engine's rank or world differs from the session's",
+                  "create both with the same rank and world");
     }
     *out = new laconic_driver(*session, own, table);
     return 0;
@@ -245,12 +245,12 @@ int32_t laconic_driver_set_replicas(laconic_driver* driver, const laconic_replic
                                     uint32_t count, uint32_t begins) {
   return alone(driver, [&](laconic::session::Driver& own) -> int32_t {
     if (replicas == nullptr && count != 0) return null_argument("replicas");
-    if (begins > 1) return fail(Errc::invalid_argument, "begins is not 0 or 1");
+    if (begins > 1) return fail(Errc::invalid_argument, "begins must be 0 or 1");
     std::vector<laconic::collective::Replica> theirs;
     for (const laconic_replica& r : std::span(replicas, count)) {
-      if (r.reserved != 0) return fail(Errc::invalid_argument, "a replica's reserved is not 0");
+      if (r.reserved != 0) return fail(Errc::invalid_argument, "a replica's reserved must be 0");
       if (r.dtype > LACONIC_BF16)
-        return fail(Errc::dtype_unsupported, "a replica is not f32, f16 or bf16");
+        return fail(Errc::dtype_unsupported, "a replica's dtype must be f32, f16 or bf16");
       theirs.push_back({r.values, static_cast<laconic::DType>(r.dtype)});
     }
     return given(own.turns().set_replicas(theirs, begins != 0));
@@ -316,7 +316,8 @@ int32_t laconic_driver_exchanges(const laconic_driver* driver, const laconic_buc
       if (const int32_t bad = read_layout(buckets + i, &b); bad != 0) return bad;
       for (uint32_t k = 0; k < b.count; ++k) {
         if (b.parameters[k] >= model.parameters().size())
-          return fail(Errc::invalid_argument, "a bucket names no parameter of the model");
+          return fail(Errc::invalid_argument,
+                      "a bucket names a parameter that the model does not have");
       }
       parts.push_back({to_layout(b), static_cast<laconic::DType>(b.dtype), 0});
       entries += b.count;

@@ -32,7 +32,7 @@ Error failed(int32_t code, Message& message) {
 /// A callback of an interpreter that was interrupted gives 0, and nothing else.
 Error unfinished(const char* callback) {
   Message message{};
-  std::snprintf(message.data(), kRoom, "the engine's %s has not returned in order", callback);
+  std::snprintf(message.data(), kRoom, "the engine's %s was interrupted", callback);
   return failed(static_cast<int32_t>(Errc::engine_failed), message);
 }
 
@@ -85,10 +85,11 @@ std::chrono::milliseconds TableEngine::timeout() const noexcept {
 int32_t read_table(const laconic_engine_table* theirs, laconic_engine_table* table) {
   if (const int32_t bad = read_struct(theirs, "engine", table); bad != 0) return bad;
   if (table->start == nullptr || table->wait == nullptr) return null_argument("start and wait");
-  if (table->reserved != 0) return fail(Errc::invalid_argument, "the engine's reserved is not 0");
+  if (table->reserved != 0) return fail(Errc::invalid_argument, "the engine's reserved must be 0");
   if (table->world == 0 || table->rank >= table->world)
-    return fail(Errc::invalid_argument, "the engine's rank lies outside of its world");
-  if (!(table->timeout >= 0)) return fail(Errc::invalid_argument, "timeout is not a time");
+    return fail(Errc::invalid_argument, "the engine's rank must be below its world");
+  if (!(table->timeout >= 0))
+    return fail(Errc::invalid_argument, "timeout must be 0 or more seconds");
   return 0;
 }
 

@@ -27,7 +27,7 @@ using laconic::capi::to_bucket;
 using laconic::capi::to_layout;
 
 int32_t not_running() {
-  return fail(Errc::exchange_order, "no exchange is running", "laconic_exchange_begin starts one");
+  return fail(Errc::exchange_order, "no exchange is running", "call laconic_exchange_begin first");
 }
 
 /// The exchange is over: the library's, whatever becomes of it, is not touched again.
@@ -50,10 +50,11 @@ Result<uint32_t> advance(laconic_exchange& e) {
 
 int32_t check_room(uint32_t needed, uint32_t room) {
   if (needed <= room) return 0;
-  return fail(Error{Errc::buffer_too_small,
-                    "the batch has " + std::to_string(needed) + " steps, there is room for " +
-                        std::to_string(room),
-                    "a room of LACONIC_MAX_BATCH is always enough; call again, nothing is lost"});
+  return fail(
+      Error{Errc::buffer_too_small,
+            "the batch has " + std::to_string(needed) + " steps, the buffer holds " +
+                std::to_string(room),
+            "a buffer of LACONIC_MAX_BATCH steps is always enough; call again, nothing was lost"});
 }
 
 }  // namespace
@@ -68,8 +69,8 @@ int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* b
     laconic_bucket b;
     if (const int32_t bad = read_bucket(bucket, &b); bad != 0) return bad;
     if (session->session->model().options().owner_turns) {
-      return fail(Errc::unsupported, "owners of this session have turns",
-                  "laconic_driver_submit pushes, laconic_driver_pull ends the step");
+      return fail(Errc::unsupported, "this session was made with owner_turns",
+                  "use laconic_driver_submit and laconic_driver_pull");
     }
     auto exchange = session->session->begin(to_bucket(b), to_layout(b));
     if (!exchange) return fail(std::move(exchange).error());
@@ -88,8 +89,8 @@ int32_t laconic_exchange_fail(laconic_exchange* exchange, int32_t code, const ch
     if (exchange == nullptr) return null_argument("exchange");
     if (exchange->running == nullptr) return not_running();
     if (exchange->started) {
-      return fail(Errc::exchange_order, "the exchange has sent its first steps",
-                  "laconic_exchange_fail comes before the first laconic_exchange_next");
+      return fail(Errc::exchange_order, "the exchange has already issued steps",
+                  "call laconic_exchange_fail before the first laconic_exchange_next");
     }
     const auto known = static_cast<Errc>(code);
     const bool listed = known != Errc::ok && laconic::errc_name(known) != "unknown";

@@ -40,12 +40,12 @@ int32_t read_options(const laconic_session_options* theirs, laconic_session_opti
   if (const int32_t bad = read_struct(theirs, "options", options); bad != 0) return bad;
   if (options->spec == nullptr) return null_argument("options.spec");
   if (options->strategy > LACONIC_STRATEGY_SERVER_SUM)
-    return fail(Errc::invalid_argument, "unknown strategy number", "a LACONIC_STRATEGY_ number");
+    return fail(Errc::invalid_argument, "unknown strategy number", "use a LACONIC_STRATEGY_ value");
   if ((options->engine_sums & ~kSums) != 0)
-    return fail(Errc::invalid_argument, "engine_sums has a bit of no element type");
-  if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends is not 0 or 1");
-  if (options->aggregates > 1) return fail(Errc::invalid_argument, "aggregates is not 0 or 1");
-  if (options->owner_turns > 1) return fail(Errc::invalid_argument, "owner_turns is not 0 or 1");
+    return fail(Errc::invalid_argument, "engine_sums has a bit that is no element type");
+  if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends must be 0 or 1");
+  if (options->aggregates > 1) return fail(Errc::invalid_argument, "aggregates must be 0 or 1");
+  if (options->owner_turns > 1) return fail(Errc::invalid_argument, "owner_turns must be 0 or 1");
   if (const int32_t bad = check_rules(options->rules, options->rule_count); bad != 0) return bad;
   return check_threads(options->threads);
 }
@@ -72,8 +72,9 @@ laconic::collective::Options to_options(const laconic_session_options& options) 
 int32_t read_rules(std::span<const laconic_rule> listed, std::vector<laconic::Rule>* rules) {
   for (const laconic_rule& theirs : listed) {
     if (theirs.match == nullptr) return null_argument("the match of a rule");
-    if (theirs.optional > 1) return fail(Errc::invalid_argument, "a rule's optional is not 0 or 1");
-    if (theirs.reserved != 0) return fail(Errc::invalid_argument, "a rule's reserved is not 0");
+    if (theirs.optional > 1)
+      return fail(Errc::invalid_argument, "a rule's optional must be 0 or 1");
+    if (theirs.reserved != 0) return fail(Errc::invalid_argument, "a rule's reserved must be 0");
     laconic::Rule rule;
     rule.match = theirs.match;
     rule.spec = theirs.spec == nullptr ? "" : theirs.spec;
@@ -89,7 +90,8 @@ int32_t read_rules(std::span<const laconic_rule> listed, std::vector<laconic::Ru
 int32_t read_codecs(const laconic_session_options& options, laconic::collective::Options* read) {
   if (options.codecs == nullptr && options.codec_count != 0) return null_argument("the codecs");
   if (options.codec_count > LACONIC_MAX_CODECS)
-    return fail(Errc::invalid_argument, "more than 32 codecs", "register those that specs name");
+    return fail(Errc::invalid_argument, "more than 32 codecs",
+                "register only codecs that specs name");
   for (const laconic_codec_table* theirs : std::span(options.codecs, options.codec_count)) {
     laconic_codec_table table;
     if (const int32_t bad = read_struct(theirs, "a codec table", &table); bad != 0) return bad;
@@ -109,8 +111,8 @@ int32_t read_settings(const laconic_settings* theirs, std::vector<Rule>* rules,
   laconic_settings s;
   if (const int32_t bad = read_struct(theirs, "settings", &s); bad != 0) return bad;
   if (s.strategy != LACONIC_KEEP && s.strategy > LACONIC_STRATEGY_SERVER_SUM)
-    return fail(Errc::invalid_argument, "unknown strategy number", "a LACONIC_STRATEGY_ number");
-  if (s.reserved != 0) return fail(Errc::invalid_argument, "the settings' reserved is not 0");
+    return fail(Errc::invalid_argument, "unknown strategy number", "use a LACONIC_STRATEGY_ value");
+  if (s.reserved != 0) return fail(Errc::invalid_argument, "the settings' reserved must be 0");
   if (s.rule_count != LACONIC_KEEP) {
     if (const int32_t bad = check_rules(s.rules, s.rule_count); bad != 0) return bad;
     if (const int32_t bad = read_rules({s.rules, s.rule_count}, rules); bad != 0) return bad;
@@ -197,7 +199,8 @@ int32_t laconic_session_set(laconic_session* session, const laconic_settings* se
   return guarded([&]() -> int32_t {
     if (session == nullptr) return null_argument("session");
     auto& own = *session->session;
-    own.proposal().refuse({Errc::out_of_memory, "no memory", {}});  // should there be none for more
+    own.proposal().refuse(
+        {Errc::out_of_memory, "out of memory", {}});  // should there be none for more
     std::vector<laconic::Rule> rules;
     laconic::session::Change change;
     if (const int32_t bad = read_settings(settings, &rules, &change); bad != 0) {

@@ -20,14 +20,14 @@ using laconic::capi::read_struct;
 using laconic::capi::write_struct;
 
 int32_t no_such_entry(uint32_t i, size_t entries) {
-  return fail(
-      Error{Errc::invalid_argument,
-            "there is no entry " + std::to_string(i) + ", the state has " + std::to_string(entries),
-            {}});
+  return fail(Error{
+      Errc::invalid_argument,
+      "no entry " + std::to_string(i) + ": the state has " + std::to_string(entries) + " entries",
+      {}});
 }
 
 int32_t corrupt(std::string what) {
-  return fail(Error{Errc::state_corrupt, std::move(what), "take an older checkpoint"});
+  return fail(Error{Errc::state_corrupt, std::move(what), "use an older checkpoint"});
 }
 
 /// A canonical spec: 1 to 255 characters of '!' to '~', and nothing but zeros behind them.
@@ -42,12 +42,13 @@ bool is_spec_text(const char (&field)[sizeof laconic_state_header::spec]) {
 int32_t check_possible(const laconic_state_header& saved) {
   if (saved.version == 0) return corrupt("the saved state has no version");
   if (saved.world == 0 || saved.world > laconic::kMaxWorld)
-    return corrupt("the saved state is of a world of " + std::to_string(saved.world) + " ranks");
+    return corrupt("the saved state has an invalid world: " + std::to_string(saved.world));
   if (saved.rank >= saved.world) {
-    return corrupt("the saved state is of rank " + std::to_string(saved.rank) + " in a world of " +
-                   std::to_string(saved.world));
+    return corrupt("the saved state has an invalid rank: " + std::to_string(saved.rank) +
+                   " in a world of " + std::to_string(saved.world));
   }
-  if (!is_spec_text(saved.spec)) return corrupt("the spec in the saved state is not a text");
+  if (!is_spec_text(saved.spec))
+    return corrupt("the spec in the saved state is not printable text");
   return 0;
 }
 

@@ -33,7 +33,7 @@ const LawTable* find_law(std::string_view name) {
 Error unknown_law(std::string_view name) {
   std::vector<std::string_view> names;
   for (const LawTable* law : kLaws) names.push_back(law->info.name);
-  return {Errc::invalid_argument, concat({"there is no control ", quoted(name)}),
+  return {Errc::invalid_argument, concat({"unknown control ", quoted(name)}),
           concat({guess(nearest(name, names)), "controls: ", joined(names),
                   " (laconic list --controls)"})};
 }
@@ -62,11 +62,11 @@ std::span<const LawTable* const> all_laws() noexcept { return kLaws; }
 
 Result<Control> parse_control(std::string_view text) {
   const OptionText where{"control", text,
-                         "write law:key=value,key=value, for example dc2:min=0.001,max=0.25"};
+                         "write policy:key=value,key=value, for example dc2:min=0.001,max=0.25"};
   if (text.size() > kMaxControl) return syntax_error(where, "longer than 4096 characters");
   const std::size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
-  if (name.empty()) return syntax_error(where, "the law's name is missing");
+  if (name.empty()) return syntax_error(where, "the control policy's name is missing");
   Control control;
   control.law = find_law(name);
   if (control.law == nullptr) return unknown_law(name);
@@ -111,13 +111,13 @@ Result<Range> narrowed(const Range& range, std::string_view control, double min,
   }
   if (min > 0 && max > 0 && min > max) {
     return wrong(concat({"min=", number_text(min), " is above max=", number_text(max)}),
-                 "exchange the two");
+                 "swap the two");
   }
   if (range.start < bounds.min || range.start > bounds.max) {
     return wrong(concat({"the spec's ", range.name, "=", number_text(range.start),
                          " is not between min=", number_text(bounds.min),
                          " and max=", number_text(bounds.max)}),
-                 "control begins where the spec is: change the spec or the bounds");
+                 "control starts at the spec's value: change the spec or the bounds");
   }
   return bounds;
 }

@@ -29,10 +29,10 @@ bool is_path(uint64_t word) { return word == 0 || (word & 1U) != 0; }
 Error nothing_to_move(const Controlled& rule) {
   return {
       Errc::unsupported,
-      concat({"control ", quoted(rule.control), " has nothing to move: ", quoted(rule.spec), " ",
-              rule.still.empty() ? "has no setting that may change while training runs"
+      concat({"control ", quoted(rule.control), " has nothing to change: ", quoted(rule.spec), " ",
+              rule.still.empty() ? "has no setting that can change during training"
                                  : std::string_view(rule.still)}),
-      "leave the control out, or take a codec that `laconic list --controls` names"};
+      "omit the control, or use a codec that `laconic list --controls` names"};
 }
 
 /// Numbers that moves can be computed with; a record may hold others.
@@ -42,13 +42,12 @@ bool sensible(const Range& r) {
 }
 
 Error corrupt() {
-  return {Errc::state_corrupt, "the state of the control is damaged",
-          "resume from another checkpoint"};
+  return {Errc::state_corrupt, "the control state is damaged", "resume from another checkpoint"};
 }
 
 Error of_others() {
-  return {Errc::state_spec, "the state of the control is that of other rules or controls",
-          "resume with the control and the rules that it was saved under"};
+  return {Errc::state_spec, "the control state was saved under other rules or controls",
+          "resume with the control and rules that it was saved with"};
 }
 
 /// Three digits are enough for people.
@@ -63,13 +62,13 @@ std::string short_text(double x) {
 
 std::string released(const Decision& d) {
   if (d.parts < 2) return {};
-  return concat({", residuals over ", std::to_string(d.parts), " steps,"});
+  return concat({", residuals released over ", std::to_string(d.parts), " steps,"});
 }
 
 std::string why(const Decision& d) {
   const std::string figures =
       concat({"network ", short_text(d.network_s * 1e3), " ms, ", short_text(d.slowdown),
-              " x the target of ", short_text(d.target_s * 1e3), " ms"});
+              " times the target of ", short_text(d.target_s * 1e3), " ms"});
   switch (d.reason) {
     case Reason::slow:
     case Reason::fast:
@@ -130,7 +129,7 @@ Result<void> Controller::add(std::size_t rule) {
   if (given.range && !sensible(*given.range)) {
     return Error{Errc::invalid_argument,
                  concat({"the range of ", quoted(given.range->name), " of ", quoted(given.spec),
-                         " is none"}),
+                         " is invalid"}),
                  {}};
   }
   std::optional<Range> bounds;
@@ -282,7 +281,7 @@ bool Controller::valid(std::size_t rule, uint64_t value, uint64_t path,
 
 Result<void> Controller::load(std::span<const uint64_t> words) {
   if (words.size() < kHead || words[0] != kStateVersion) {
-    return Error{Errc::state_version, "the state of the control is of another version",
+    return Error{Errc::state_version, "the control state has another version",
                  "resume with the version that saved it"};
   }
   if (!saved(words)) return of_others();

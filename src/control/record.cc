@@ -68,13 +68,13 @@ class Keys {
       return false;
     }
     auto seen = seen_[static_cast<std::size_t>(found - names_.begin())];
-    if (seen) json.fail(concat({"key ", quoted(key), " is there twice"}));
+    if (seen) json.fail(concat({"key ", quoted(key), " appears twice"}));
     seen = true;
     return json.ok();
   }
   void complete(JsonReader& json) const {
     for (std::size_t i = 0; i < names_.size(); ++i) {
-      if (!seen_[i]) json.fail(concat({"there is no ", quoted(names_[i])}));
+      if (!seen_[i]) json.fail(concat({"missing key ", quoted(names_[i])}));
     }
   }
 
@@ -155,10 +155,10 @@ RecordedRun read_run(JsonReader& json) {
   Keys keys({"format", "version", "laconic", "model", "world", "rules", "state"});
   json.object([&](std::string_view key) {
     if (!keys.take(json, key)) return;
-    if (key == "format" && json.text() != kFormat) json.fail("it is not a laconic record");
+    if (key == "format" && json.text() != kFormat) json.fail("not a laconic record");
     if (key == "version") {
       if (const uint64_t version = json.whole(); version != kRecordVersion) {
-        json.fail(concat({"version ", std::to_string(version), " is not known here"}));
+        json.fail(concat({"version ", std::to_string(version), " is unknown to this release"}));
       }
     }
     if (key == "laconic") run.laconic = json.text();
@@ -178,9 +178,8 @@ RecordedRun read_run(JsonReader& json) {
     }
   });
   keys.complete(json);
-  if (run.world == 0 || run.world > kMaxRanks)
-    json.fail("the world is not one of 1 to 65536 ranks");
-  if (run.rules.empty()) json.fail("there is no rule");
+  if (run.world == 0 || run.world > kMaxRanks) json.fail("the world must be 1 to 65536 ranks");
+  if (run.rules.empty()) json.fail("it has no rules");
   return run;
 }
 
@@ -194,10 +193,10 @@ Figures read_figures(JsonReader& json) {
   }
   std::size_t count = 0;
   json.array([&] {
-    if (count == places.size()) return json.fail("a report has more than five figures");
+    if (count == places.size()) return json.fail("a report has more than five numbers");
     *places[count++] = number_or_nan(json);
   });
-  if (count != places.size()) json.fail("a report has fewer than five figures");
+  if (count != places.size()) json.fail("a report has fewer than five numbers");
   return f;
 }
 
@@ -206,7 +205,7 @@ Reason read_reason(JsonReader& json) {
   for (const Reason reason : kReasons) {
     if (reason_name(reason) == name) return reason;
   }
-  json.fail(concat({quoted(name), " is not a reason"}));
+  json.fail(concat({quoted(name), " is not a known reason"}));
   return Reason::held;
 }
 
@@ -228,7 +227,7 @@ Decision read_decision(JsonReader& json, uint64_t step, std::size_t rules) {
     if (key == "parts") d.parts = small(json);
   });
   keys.complete(json);
-  if (d.rule >= rules) json.fail("a decision is for a rule that is not there");
+  if (d.rule >= rules) json.fail("a decision refers to a rule that does not exist");
   if (d.parts > kMostParts) json.fail("a decision releases residuals over more than 64 steps");
   return d;
 }
@@ -308,13 +307,13 @@ Result<void> read_line(std::string_view line, uint64_t number, Record& record) {
     // What is wrong with it as a line, before what is wrong with its place.
     json.skip();
     json.end();
-    if (json.ok()) json.fail("a record begins with a line that has a \"format\"");
+    if (json.ok()) json.fail("the first line of a record must have a \"format\"");
   } else {
     Record::Part& part = record.parts.back();
     RecordedStep step = read_step(json, part.run);
     json.end();
     if (json.ok() && !part.steps.empty() && step.step <= part.steps.back().step) {
-      json.fail(concat({"step ", std::to_string(step.step), " comes behind step ",
+      json.fail(concat({"step ", std::to_string(step.step), " comes after step ",
                         std::to_string(part.steps.back().step)}));
     }
     if (json.ok()) part.steps.push_back(std::move(step));
@@ -375,7 +374,7 @@ void put_line(const RecordedStep& step, const RecordedRun& run, std::string& lin
 
 Error bad_line(uint64_t line, std::string_view what) {
   return {Errc::invalid_argument, concat({"line ", std::to_string(line), ": ", what}),
-          "docs/format/RECORD.md has the format; a line that is cut can be deleted"};
+          "docs/format/RECORD.md describes the format; delete a truncated line"};
 }
 
 Result<Record> read_record(std::string_view text) {
@@ -386,7 +385,7 @@ Result<Record> read_record(std::string_view text) {
     const std::string_view line = text.substr(0, end);
     ++number;
     if (auto read = read_line(line, number, record); !read) return std::move(read).error();
-    if (end == text.size()) return bad_line(number, "it is cut: no line feed ends it");
+    if (end == text.size()) return bad_line(number, "it is truncated: no line feed at its end");
     text.remove_prefix(end + 1);
   }
   if (record.parts.empty()) return bad_line(1, "the record is empty");

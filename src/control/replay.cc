@@ -21,7 +21,7 @@ Result<void> check_values(const RecordedStep& step, uint64_t line, const Recorde
                                   (!range->whole || value == std::floor(value))
                             : value == 0;
     if (fits) return {};
-    return bad_line(line, concat({quoted(mine.rules[rule].spec), " cannot have the value ",
+    return bad_line(line, concat({quoted(mine.rules[rule].spec), " does not accept the value ",
                                   number_text(value)}));
   };
   for (std::size_t i = 0; i < step.settings.size(); ++i) {
@@ -126,10 +126,11 @@ Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
   bool found = false;
   for (const Record::Part& part : record.parts) {
     const RecordedRun& run = part.run;
-    if (run.model != mine.model) return bad_line(part.line, "the record is of another model");
+    if (run.model != mine.model) return bad_line(part.line, "the record is from another model");
     if (run.world != mine.world) {
-      return bad_line(part.line, concat({"the record is of ", std::to_string(run.world),
-                                         " ranks, not of ", std::to_string(mine.world)}));
+      return bad_line(part.line,
+                      concat({"the record is from a run with ", std::to_string(run.world),
+                              " ranks, not ", std::to_string(mine.world)}));
     }
     const bool rules =
         std::equal(run.rules.begin(), run.rules.end(), mine.rules.begin(), mine.rules.end(),
@@ -153,7 +154,9 @@ Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
     }
     if (replayed.first.empty()) replayed.first = first_values(part);
   }
-  if (!found) return bad_line(record.parts.front().line, "the record is of other rules or specs");
+  if (!found)
+    return bad_line(record.parts.front().line,
+                    "the record is from a run with other rules or specs");
   for (std::size_t i = 0; i < replayed.first.size(); ++i)
     replayed.rules[i].first = replayed.first[i];
   return replayed;

@@ -61,7 +61,7 @@ bool take(std::string_view pattern, std::size_t& p, char c) noexcept {
 Error bad_glob(std::string_view pattern, std::string_view what) {
   return {
       Errc::invalid_argument, concat({"pattern ", quoted(pattern), ": ", what}),
-      "* is any text, ? one character, [a-z] one of these, [!a-z] one of the others; [*] is a *"};
+      "* matches any text, ? one character, [a-z] one of these, [!a-z] any other; [*] matches a *"};
 }
 
 Error bad_rule(std::span<const Rule> rules, std::size_t i, std::string_view what,
@@ -74,10 +74,10 @@ Error bad_rule(std::span<const Rule> rules, std::size_t i, std::string_view what
 
 Result<void> check_rules(std::span<const Rule> rules) {
   if (rules.size() > kMaxRules) {
-    return Error{
-        Errc::invalid_argument,
-        concat({std::to_string(rules.size()), " rules are more than ", std::to_string(kMaxRules)}),
-        "let one pattern match several parameters: [wb]*, *.norm?.*"};
+    return Error{Errc::invalid_argument,
+                 concat({std::to_string(rules.size()), " rules exceed the limit of ",
+                         std::to_string(kMaxRules)}),
+                 "let one pattern match several parameters: [wb]*, *.norm?.*"};
   }
   for (std::size_t i = 0; i < rules.size(); ++i) {
     if (auto checked = check_glob(rules[i].match); !checked) {
@@ -89,7 +89,7 @@ Result<void> check_rules(std::span<const Rule> rules) {
       return bad_rule(rules, i,
                       concat({"min_elements ", std::to_string(rules[i].min_elements),
                               " is above max_elements ", std::to_string(rules[i].max_elements)}),
-                      "a rule is for sizes from min_elements to max_elements, both included");
+                      "a rule applies to sizes from min_elements to max_elements, both included");
     }
   }
   return {};
@@ -110,8 +110,8 @@ Error without_parameter(std::span<const Rule> rules, std::size_t i,
     if (!glob_matches(rules[i].match, names[p])) continue;
     if (matches(rules[i], names[p], elements[p])) {
       return bad_rule(rules, i,
-                      concat({"rule ", std::to_string(classes[p]), " before it takes ",
-                              quoted(names[p]), " and all else that it matches"}),
+                      concat({"rule ", std::to_string(classes[p]), " before it already matches ",
+                              quoted(names[p]), " and its other parameters"}),
                       "the first rule that matches wins: put the narrower one first, or write "
                       "optional = true");
     }
@@ -120,7 +120,7 @@ Error without_parameter(std::span<const Rule> rules, std::size_t i,
   if (named) {
     return bad_rule(
         rules, i,
-        concat({"no parameter of that name has the size that it asks for; ", quoted(names[*named]),
+        concat({"no parameter of that name has a size in its range; ", quoted(names[*named]),
                 " has ", std::to_string(elements[*named]), " elements"}),
         kHint);
   }

@@ -17,14 +17,14 @@ bool remembers_gradients(StateKind kind) {
 
 Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t count) {
   if (names_.contains(name)) {
-    return Error{Errc::invalid_argument, "state " + name + " exists already",
-                 "names of parameters must differ"};
+    return Error{Errc::invalid_argument, "state " + name + " already exists",
+                 "parameter names must be unique"};
   }
   Arena arena;
   if (!arena.reserve(std::max<uint64_t>(count, 1) * sizeof(float))) {
     return Error{Errc::out_of_memory,
-                 "no memory for " + name + ", " + std::to_string(count) + " floats",
-                 "error feedback needs one float per compressed element; +noef does without"};
+                 "not enough memory for " + name + ", " + std::to_string(count) + " floats",
+                 "error feedback needs one float per compressed element; +noef needs none"};
   }
   const std::span<float> values(reinterpret_cast<float*>(arena.bytes().data()), count);
   std::fill(values.begin(), values.end(), 0.0F);
@@ -68,7 +68,7 @@ uint64_t Store::state_bytes() const noexcept {
 
 Result<void> check_values(const Store::Entry& entry, const uint8_t* values, uint64_t count) {
   const auto corrupt = [](std::string what) {
-    return Error{Errc::state_corrupt, std::move(what), "take an older checkpoint"};
+    return Error{Errc::state_corrupt, std::move(what), "use an older checkpoint"};
   };
   if (count != entry.values.size()) {
     return corrupt(entry.name + " holds " + std::to_string(count) + " values, this run needs " +
@@ -91,20 +91,20 @@ Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {
   }
   if (saved.world != mine.world) {
     return Error{Errc::state_world,
-                 "state: expected that of " + number(mine.world) + " ranks, found that of " +
+                 "state: expected one for " + number(mine.world) + " ranks, found one for " +
                      number(saved.world),
                  "flush() before the last checkpoint, then start without the old state"};
   }
   if (saved.rank != mine.rank) {
     return Error{Errc::state_rank,
-                 "state: expected that of rank " + number(mine.rank) + ", found that of rank " +
+                 "state: expected one for rank " + number(mine.rank) + ", found one for rank " +
                      number(saved.rank),
                  "residuals differ by rank: save and load one state per rank"};
   }
   if (saved.model_hash != mine.model_hash) {
     return Error{Errc::state_model,
                  "state: expected this model, found another (parameter names or shapes differ)",
-                 "load it into the model that wrote it"};
+                 "load it into the model that saved it"};
   }
   if (saved.spec != mine.spec) {
     return Error{Errc::state_spec,
@@ -113,9 +113,9 @@ Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {
   }
   if (saved.agreement != mine.agreement) {
     return Error{Errc::state_spec,
-                 "state: expected this run's settings, found other ones (seed, small_elements or "
+                 "state: expected this run's settings, found others (seed, small_elements or "
                  "strategy)",
-                 "attach with the settings that wrote it"};
+                 "attach with the settings it was saved with"};
   }
   return {};
 }

@@ -25,7 +25,7 @@ Result<void> check_tensor(const TensorRef& t) {
   }
   if (t.data == nullptr && t.rows != 0 && t.cols != 0) {
     return Error{Errc::invalid_argument, "tensor: expected data, found null",
-                 "only a tensor without elements may lack it"};
+                 "data may be null only for an empty tensor"};
   }
   return {};
 }
@@ -91,7 +91,7 @@ Result<void> bind(const UnitCodec& codec, const Place& place, std::vector<float>
     return Error{Errc::frame_count,
                  "the residual holds " + std::to_string(residual->size()) +
                      " elements, the tensor " + std::to_string(slot.unit.count),
-                 "one Residual for each tensor"};
+                 "use one Residual per tensor"};
   }
   const MemorySettings settings = codec.spec().memory();
   const bool remembers = residual != nullptr && settings.kind != MemoryKind::none;
@@ -108,7 +108,7 @@ Result<void> bind(const UnitCodec& codec, const Place& place, std::vector<float>
   }
   if (state.size() != floats) {
     return Error{Errc::state_spec, "the residual carries state of another codec",
-                 "one Residual for each spec"};
+                 "use one Residual per spec"};
   }
   slot.state = of_codec();
   if (remembers) slot.memory = {settings, residual->data()};
@@ -140,7 +140,7 @@ TensorCodec::Lease::~Lease() {
 
 Result<std::unique_ptr<Residual>> Residual::create(uint64_t count) {
   const Error none{Errc::out_of_memory,
-                   "no memory for a residual of " + std::to_string(count) + " floats",
+                   "not enough memory for a residual of " + std::to_string(count) + " floats",
                    "encode without feedback (+noef), or free memory first"};
   auto residual = std::make_unique<Residual>();
   try {
@@ -193,10 +193,10 @@ Result<uint64_t> TensorCodec::encode(const TensorRef& source, const Place& place
   if (!room) return std::move(room).error();
   if (room->size() < payload_bound(slot.plan)) {
     return Error{Errc::buffer_too_small,
-                 "the frame may take " +
+                 "the frame may need " +
                      std::to_string(out.size() - room->size() + payload_bound(slot.plan)) +
-                     " bytes, there is room for " + std::to_string(out.size()),
-                 "ask max_frame_bytes first"};
+                     " bytes, the buffer has " + std::to_string(out.size()),
+                 "size the buffer with max_frame_bytes"};
   }
   auto bytes = encode_payload(codec, slot, place, values, space, lease.pool(), *room);
   if (!bytes) return std::move(bytes).error();

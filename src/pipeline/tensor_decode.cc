@@ -29,18 +29,17 @@ Result<void> check_header(const FrameInfo& info, const Spec& spec, uint64_t coun
     return Error{Errc::frame_codec,
                  "the frame was made by '" + std::string(info.spec) + "', this codec is '" +
                      spec.canonical() + "'",
-                 "decode it with a codec of its own spec (Frame.parse shows it)"};
+                 "decode it with a codec of the frame's spec (Frame.parse shows it)"};
   }
   if (info.count != count) {
     return Error{Errc::frame_count,
                  "the frame holds " + std::to_string(info.count) + " elements, the output " +
                      std::to_string(count),
-                 "an output of the frame's shape"};
+                 "use an output of the frame's shape"};
   }
   if (info.flags.non_finite) {
-    return Error{Errc::non_finite,
-                 "the frame says that its tensor was not finite: it holds no values",
-                 "skip the step that it belongs to"};
+    return Error{Errc::non_finite, "the frame marks its tensor as not finite and holds no values",
+                 "skip that step"};
   }
   return {};
 }
@@ -56,7 +55,7 @@ Result<void> check_payload(const Spec& spec, const Unit& unit, const Plan& plan,
     const Errc bad = spec.codec().check(spec.params(), unit, round, payload.subspan(at, size));
     if (bad != Errc::ok) {
       return Error{bad,
-                   "the payload is not one of '" + spec.canonical() + "' for " +
+                   "the payload is not valid for '" + spec.canonical() + "' with " +
                        std::to_string(unit.count) + " elements",
                    "the frame is damaged or forged"};
     }
@@ -71,19 +70,19 @@ Result<const Spec*> spec_of(const FrameInfo& info, const Spec& ours, std::option
   if (other && info.spec == other->canonical()) return &*other;
   if (!other && info.spec == ours.canonical()) return &ours;
   if (other)
-    return Error{Errc::frame_codec, "the frames have different specs", "decode them one by one"};
+    return Error{Errc::frame_codec, "the frames have different specs", "decode them separately"};
   auto parsed = Spec::parse(info.spec);
   if (!parsed) {
     return Error{Errc::frame_codec,
                  "the frame's spec '" + std::string(info.spec) +
-                     "' is not one of this build: " + parsed.error().message,
+                     "' is not supported by this build: " + parsed.error().message,
                  parsed.error().hint};
   }
   if (&parsed->codec() != &ours.codec() || parsed->canonical() != info.spec) {
     return Error{Errc::frame_codec,
                  "the frame's spec '" + std::string(info.spec) +
                      "' does not name its codec, or is not in canonical form",
-                 "the writer is broken: report it"};
+                 "the program that wrote it is faulty: please report it"};
   }
   other = *std::move(parsed);
   return &*other;
@@ -106,7 +105,7 @@ Result<const Spec*> TensorCodec::verify(std::span<const Bytes> frames, uint64_t 
     auto own = spec_of(view->info, spec_, other);
     if (!own) return std::move(own).error();
     if (!space.views.empty() && *own != spec) {
-      return Error{Errc::frame_codec, "the frames have different specs", "decode them one by one"};
+      return Error{Errc::frame_codec, "the frames have different specs", "decode them separately"};
     }
     spec = *own;
     const Unit unit = unit_of(view->info);

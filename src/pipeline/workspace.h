@@ -61,7 +61,8 @@ class TensorCodec::Lease {
 namespace pipeline {
 
 inline Error no_memory() {
-  return {Errc::out_of_memory, "no memory for a codec's work space", "encode less at once"};
+  return {Errc::out_of_memory, "not enough memory for a codec's scratch memory",
+          "encode smaller tensors"};
 }
 /// Type and pointer of a tensor are usable.
 Result<void> check_tensor(const TensorRef& t);

@@ -76,7 +76,7 @@ Result<std::unique_ptr<Active>> Active::create(std::string_view spec, Asked aske
     return Error{Errc::value_out_of_range,
                  "window: expected 1 to " + std::to_string(collective::kMaxWindow) + ", found " +
                      std::to_string(options.window),
-                 "2 overlaps encoding and wire, 1 exchanges one after the other"};
+                 "2 overlaps encoding with the network, 1 runs one exchange at a time"};
   }
   auto settings = settings_of(spec, asked, options);
   if (!settings) return std::move(settings).error();
@@ -85,8 +85,8 @@ Result<std::unique_ptr<Active>> Active::create(std::string_view spec, Asked aske
   auto law = Steering::wanted(asked.control, asked.rules);
   if (!law) return law.error();
   if (*law && options.owner_turns) {
-    return Error{Errc::unsupported, "control: no law moves settings where owners have turns",
-                 "choose the specs of push and pull, or attach()"};
+    return Error{Errc::unsupported, "control: settings cannot change in a session with owner_turns",
+                 "choose the specs of push and pull, or use attach()"};
   }
   const bool steers = *law || asked.records;  // without a law, too, it holds what ranks report
   collective::Options mine = options;
@@ -194,7 +194,7 @@ Result<void> Active::check_layout(const collective::LayoutView& layout) const {
     return Error{Errc::invalid_argument,
                  "bucket: expected " + std::to_string(layout.parameters.size()) +
                      " offsets, found " + std::to_string(layout.offsets.size()),
-                 "one offset for each parameter"};
+                 "give one offset per parameter"};
   for (size_t i = 0; i < layout.parameters.size(); ++i) {
     uint64_t end = 0;
     if (layout.parameters[i] >= parameters.size() ||
@@ -203,7 +203,7 @@ Result<void> Active::check_layout(const collective::LayoutView& layout) const {
       return Error{Errc::shape_unsupported,
                    "bucket: entry " + std::to_string(i) +
                        " lies outside the buffer or names no parameter of the attached model",
-                   "attach again after the model has changed"};
+                   "attach again after changing the model"};
     }
   }
   return {};

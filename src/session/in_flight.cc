@@ -18,19 +18,19 @@ Result<void> InFlight::check(uint64_t step, const collective::Bucket& bucket,
     return Error{Errc::exchange_order,
                  std::to_string(count_) + " exchanges are running, " +
                      std::to_string(count_long()) +
-                     " of them long: the window has no place for one of " +
+                     " of them long: the window has no capacity for another one of " +
                      std::to_string(layout.elements) + " elements",
-                 "drive one to its end or abort them first"};
+                 "complete or abort one first"};
   }
   if (bucket.step != step) {
     return Error{Errc::exchange_order, "exchanges of step " + std::to_string(step) + " are running",
-                 "drive a step's exchanges to their ends before the next step begins"};
+                 "complete a step's exchanges before the next step begins"};
   }
   const bool moves = std::ranges::any_of(
       layout.parameters, [&](uint32_t p) { return p < moving_.size() && moving_[p]; });
   if (!moves) return {};
-  return Error{Errc::exchange_order, "a parameter of this bucket is in flight already",
-               "every parameter lies in one bucket of a step"};
+  return Error{Errc::exchange_order, "a parameter of this bucket is already in flight",
+               "each parameter may be in one bucket per step"};
 }
 
 bool InFlight::has_place(uint64_t elements) const noexcept {

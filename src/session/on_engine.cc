@@ -24,7 +24,7 @@ constexpr std::chrono::milliseconds kJoin = std::chrono::seconds(60);
 Result<collective::Options> options_of(const Engine& engine, const SessionOptions& options) {
   const auto strategy = collective::strategy_of(options.plan);
   if (!strategy) {
-    return Error{Errc::invalid_argument, "plan: there is no strategy '" + options.plan + "'",
+    return Error{Errc::invalid_argument, "plan: unknown strategy '" + options.plan + "'",
                  "auto, native_sum, gather_all, two_shot or server_sum"};
   }
   collective::Options o;
@@ -48,9 +48,9 @@ Result<collective::Options> options_of(const Engine& engine, const SessionOption
 Error wrong_length(uint64_t found, uint64_t expected) {
   Error why{Errc::shape_unsupported, {}, {}};
   try {
-    why.message = "the gradient has " + std::to_string(found) + " elements, its parameters " +
+    why.message = "the gradient has " + std::to_string(found) + " elements, its parameters have " +
                   std::to_string(expected);
-    why.hint = "give all of them, back to back";
+    why.hint = "pass all of them, contiguously";
   } catch (const std::bad_alloc&) {  // the code alone has to do
   }
   return why;
@@ -102,7 +102,7 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     }
     return std::unique_ptr<Session>(new Session(std::move(inner)));
   } catch (const std::bad_alloc&) {
-    return Error{Errc::out_of_memory, "no memory", {}};
+    return Error{Errc::out_of_memory, "out of memory", {}};
   }
 }
 
@@ -181,7 +181,7 @@ Result<uint64_t> Session::Inner::place(std::span<const uint32_t> parameters) {
     return session::without_throwing([]() -> Result<uint64_t> {
       return Error{Errc::invalid_argument,
                    "the bucket names a parameter that the model does not have",
-                   "places in the list that create() was given"};
+                   "parameters are positions in the list given to create()"};
     });
   }
   uint64_t elements = 0;

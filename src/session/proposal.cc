@@ -12,8 +12,8 @@ namespace laconic::session {
 namespace {
 
 Error aggregated() {
-  return {Errc::unsupported, "set: an aggregation server keeps the settings of attach",
-          "attach again, or do without a server"};
+  return {Errc::unsupported, "set: settings cannot change while an aggregation server is used",
+          "attach again, or train without a server"};
 }
 
 bool by_server(const Active& active) {
@@ -25,12 +25,12 @@ bool by_server(const Active& active) {
 Result<std::unique_ptr<Active>> Proposal::make(const Change& change) const {
   if (session_->broken_) return *session_->broken_;
   if (session_->model().options().owner_turns) {
-    return Error{Errc::unsupported, "set: masters belong to the settings of attach",
-                 "flush(), take the full state, and begin again with other settings"};
+    return Error{Errc::unsupported, "set: settings cannot change in a session with owner_turns",
+                 "flush(), save the full state, and start again with the new settings"};
   }
   if (session_->in_flight_.count() != 0) {
     return Error{Errc::exchange_order, "set: exchanges are in flight",
-                 "set between two steps, when all buckets have come back"};
+                 "call set() between two steps, when no bucket is in flight"};
   }
   const Active& now = *session_->active_;
   collective::Options options = now.model.options();
@@ -38,7 +38,7 @@ Result<std::unique_ptr<Active>> Proposal::make(const Change& change) const {
     const auto strategy = collective::strategy_of(*change.plan);
     if (!strategy) {
       return Error{Errc::invalid_argument,
-                   "plan: there is no strategy '" + std::string(*change.plan) + "'",
+                   "plan: unknown strategy '" + std::string(*change.plan) + "'",
                    "auto, native_sum, gather_all or two_shot"};
     }
     options.strategy = *strategy;
@@ -57,9 +57,9 @@ Result<std::unique_ptr<Active>> Proposal::make(const Change& change) const {
   const collective::Model& model = (*made)->model;
   return Error{Errc::residuals_left,
                "set: " + model.spec(model.class_of(*lost)).canonical() +
-                   " has no place for residuals, and " + now.state->name_of(*lost) +
-                   " has a residual, which goes out first",
-               "set again when flush_steps_left in stats() is 0"};
+                   " keeps no residuals, and " + now.state->name_of(*lost) +
+                   " has a residual that must be sent first",
+               "call set() again when flush_steps_left in stats() is 0"};
 }
 
 Result<void> Proposal::prepare(const Change& change) {
@@ -114,8 +114,8 @@ Result<void> Proposal::end(Bytes cards, std::string_view what) {
     if (next) {
       if (auto ok = check_agreement(*next, cards); !ok) return ok;
     }
-    return Error{Errc::invalid_argument, "set: nothing was prepared on this rank",
-                 "every rank prepares, tells its card, and ends"};
+    return Error{Errc::invalid_argument, "set: this rank has not prepared a change",
+                 "every rank must prepare, exchange its card, and end"};
   });
 }
 

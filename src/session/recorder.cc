@@ -58,12 +58,12 @@ Result<void> check(int descriptor, const std::string& file) {
   const bool ours = got == static_cast<ssize_t>(bytes) &&
                     std::string_view(first.data(), bytes) == kBegin.substr(0, bytes);
   if (!ours) {
-    return refused(file, "the file is there, and is no record",
-                   "name a new file, or a record to continue");
+    return refused(file, "the file exists and is not a record",
+                   "use a new file, or a record to continue");
   }
   const off_t whole = end_of_lines(descriptor, about.st_size);
   if (whole != about.st_size && ::ftruncate(descriptor, whole) != 0) {
-    return refused(file, "its last line is cut: " + why(errno), "name a new file");
+    return refused(file, "cannot remove its truncated last line: " + why(errno), "use a new file");
   }
   return {};
 }
@@ -90,11 +90,11 @@ Result<std::unique_ptr<Recorder>> Recorder::open(const std::string& file,
   const int descriptor = ::open(file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
   if (descriptor < 0) {
     return refused(file, "cannot write it: " + why(errno),
-                   "rank 0 writes it: name a file that it may write");
+                   "rank 0 writes the record: use a path that it can write to");
   }
   std::unique_ptr<Recorder> made(new Recorder(file, std::move(run), descriptor));
   if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    return refused(file, "another session writes it", "name a file of its own for each session");
+    return refused(file, "another session is writing it", "use a separate file for each session");
   }
   if (auto fine = check(descriptor, file); !fine) return std::move(fine).error();
   return made;
@@ -121,7 +121,7 @@ void Recorder::put(const control::RecordedStep& step) {
   if (descriptor_ < 0) return;
   if (step.step < next_) {
     end();
-    trouble_ = "step " + std::to_string(step.step) + " does not come behind the one before it";
+    trouble_ = "step " + std::to_string(step.step) + " is not after the previous step";
     return;
   }
   control::put_line(step, run_, line_);
@@ -137,7 +137,7 @@ void Recorder::go_on_with(const control::RecordedRun& run) noexcept {
     run_ = run;
   } catch (const std::bad_alloc&) {
     end();
-    trouble_ = "no memory";
+    trouble_ = "out of memory";
   }
 }
 
@@ -153,7 +153,7 @@ void Recorder::begin_step(const Steering& steering) noexcept {
     if (const control::RecordedStep* last = steering.ended()) put(*last);
   } catch (const std::bad_alloc&) {
     end();
-    trouble_ = "no memory";  // which needs none
+    trouble_ = "out of memory";  // which needs none
   }
 }
 
@@ -176,7 +176,8 @@ int read_into(std::string& text, int descriptor) {
 Result<std::string> read_whole(const std::string& file) {
   const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) {
-    return refused(file, "cannot read it: " + why(errno), "every rank reads it, from its own disk");
+    return refused(file, "cannot read it: " + why(errno),
+                   "every rank reads the file from its own disk");
   }
   std::string text;
   int number = 0;

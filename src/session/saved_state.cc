@@ -39,7 +39,7 @@ struct EntryHead {
 static_assert(sizeof(EntryHead) == 16);
 
 Error corrupt(std::string what) {
-  return {Errc::state_corrupt, "state: " + std::move(what), "take an older checkpoint"};
+  return {Errc::state_corrupt, "state: " + std::move(what), "use an older checkpoint"};
 }
 
 /// Of what decides the place of an element in a sum that the engine takes.
@@ -92,7 +92,7 @@ Result<void> check_head(const Session& session, const Head& head, std::string_vi
   return Error{Errc::state_spec,
                "state: expected one saved with part=" + std::to_string(part_of(session)) +
                    ", found part=" + std::to_string(head.part),
-               "the engine adds: parts of another size would change the last bit of its sums"};
+               "the engine sums parts: another part size would change the last bits of its sums"};
 }
 
 /// Whether the next entry is another one than this, which an older release did not save.
@@ -122,8 +122,9 @@ Result<uint32_t> load_checked(Session& session, Bytes state) {
   const Bytes body = state.first(state.size() - sizeof(uint64_t));
   Reader reader(body);
   const auto head = reader.take<Head>();
-  if (head.magic != kMagic) return corrupt("these bytes are none");
-  if (hash64(body) != load<uint64_t>(body.data() + body.size())) return corrupt("it is damaged");
+  if (head.magic != kMagic) return corrupt("the bytes are not a saved state");
+  if (hash64(body) != load<uint64_t>(body.data() + body.size()))
+    return corrupt("its checksum is wrong");
   const auto spec = text_of(reader.take(head.spec_bytes));
   if (auto fits = check_head(session, head, spec); !fits) return std::move(fits).error();
   if (head.reserved != 0) return corrupt("its reserved bytes are not 0");
@@ -141,7 +142,7 @@ Result<uint32_t> load_checked(Session& session, Bytes state) {
     if (!read) return std::move(read).error();
     values.push_back(*read);
   }
-  if (!reader.at_end()) return corrupt("something follows its end");
+  if (!reader.at_end()) return corrupt("unexpected data after the end");
   if (head.entries + lacking != entries.size())
     return corrupt("expected " + std::to_string(entries.size()) + " entries");
   for (size_t i = 0; i < values.size(); ++i) {
@@ -197,7 +198,7 @@ Result<std::vector<uint8_t>> save_state(const Session& session, uint32_t version
     put(out, &checksum, sizeof checksum);
     return out;
   } catch (const std::bad_alloc&) {
-    return Error{Errc::out_of_memory, "no memory", {}};
+    return Error{Errc::out_of_memory, "out of memory", {}};
   }
 }
 
@@ -206,7 +207,7 @@ Result<uint32_t> load_state(Session& session, Bytes state) {
     if (session.in_flight() != 0) return in_flight_error();
     return load_checked(session, state);
   } catch (const std::bad_alloc&) {
-    return Error{Errc::out_of_memory, "no memory", {}};
+    return Error{Errc::out_of_memory, "out of memory", {}};
   }
 }
 

@@ -16,7 +16,7 @@ namespace {
 Result<void> check_buffer(const collective::Bucket& bucket, const collective::LayoutView& layout) {
   if (bucket.buffer == nullptr && layout.elements != 0)
     return Error{Errc::invalid_argument, "bucket: expected a buffer, found null",
-                 "only a bucket without elements may lack one"};
+                 "the buffer may be null only for an empty bucket"};
   if (bucket.dtype == DType::u8)
     return Error{Errc::dtype_unsupported, "bucket: expected f32, f16 or bf16, found u8",
                  "convert the gradients first"};
@@ -63,7 +63,7 @@ Result<void> Session::flush(uint32_t steps) {
     return Error{Errc::value_out_of_range,
                  "flush: expected 1 to " + std::to_string(kMaxFlushSteps) + " steps, found " +
                      std::to_string(steps),
-                 "10 drains in equal parts, 1 all at once"};
+                 "10 sends residuals in ten equal parts, 1 sends them at once"};
   }
   const std::lock_guard lock(mutex_);
   active_->flush.request(steps);
@@ -88,13 +88,13 @@ Result<uint32_t> Session::begin_step(uint64_t step) {
     if (in_flight_.count() + in_flight_.parked() != 0 && step != step_.number) {
       return Error{Errc::exchange_order,
                    "exchanges of step " + std::to_string(step_.number) + " are running",
-                   "drive a step's exchanges to their ends before the next step begins"};
+                   "complete a step's exchanges before the next step begins"};
     }
     if (!first && step < step_.number) {
       return Error{Errc::exchange_order,
-                   "step " + std::to_string(step) + " lies behind step " +
-                       std::to_string(step_.number) + ", which has begun",
-                   "steps count up"};
+                   "step " + std::to_string(step) + " is before step " +
+                       std::to_string(step_.number) + ", which has already begun",
+                   "step numbers must increase"};
     }
     if (auto entered = enter_step(step); !entered) step_.failure = std::move(entered).error();
     if (step_.failure) return *step_.failure;

@@ -143,9 +143,9 @@ std::string why_still(const collective::Model& model, uint32_t of) {
   if (std::ranges::none_of(codec.fields, [](const Field& f) { return f.actuator.marked; })) {
     return {};
   }
-  if (codec.table != nullptr) return "keeps its keys: they decide what lanes add up to";
+  if (codec.table != nullptr) return "cannot change its keys: they determine how elements add";
   if (!model.has_units(of)) return "compresses none of these parameters";
-  return concat({"takes other rounds or state with other settings, by ",
+  return concat({"would need other rounds or state with other settings under ",
                  collective::strategy_name(model.choice(of).strategy)});
 }
 
@@ -400,7 +400,7 @@ Result<void> Steering::take_origin(std::span<const uint64_t> words, uint64_t ste
       uncompressed = d.uncompressed;
     }
     if (origin_->value(i) == value && origin_->uncompressed(i) == uncompressed) continue;
-    return Error{Errc::state_spec, "the state was not saved in the run that the record is of",
+    return Error{Errc::state_spec, "the state was not saved in the recorded run",
                  "replay the record of the run that saved it, or start from the beginning"};
   }
   return {};

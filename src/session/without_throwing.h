@@ -13,11 +13,11 @@ auto without_throwing(Body&& body) -> decltype(body()) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return Error{Errc::out_of_memory, "no memory", {}};
+    return Error{Errc::out_of_memory, "out of memory", {}};
   }
 }
 
-/// Where there is no memory for its texts, the code alone: payloads have to be put back.
+/// Where not enough memory for its texts, the code alone: payloads have to be put back.
 inline Error copy_of(const Error& error) noexcept {
   try {
     return error;

@@ -32,9 +32,8 @@ class Engine::Thread {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find(jobs_, State::free, &Job::state);
     if (found == jobs_.end()) {
-      return Error{Errc::exchange_order,
-                   std::to_string(kMaxTickets) + " batches have not been waited for",
-                   "wait for each ticket"};
+      return Error{Errc::exchange_order, std::to_string(kMaxTickets) + " tickets are outstanding",
+                   "wait for a ticket before starting another batch"};
     }
     Job& job = *found;
     std::copy(batch.begin(), batch.end(), job.steps.begin());
@@ -52,8 +51,8 @@ class Engine::Thread {
     if (found == nullptr) return no_such_ticket();
     Job& job = *found;
     if (!changed_.wait_until(lock, deadline, [&] { return job.state == State::ended; })) {
-      return Error{Errc::timed_out, "the engine did not end a batch in time",
-                   "look for the rank that stopped; the group cannot go on"};
+      return Error{Errc::timed_out, "the engine did not complete a batch in time",
+                   "find the rank that stopped; this group cannot continue"};
     }
     job.state = State::free;
     return std::move(job.result);
@@ -150,7 +149,7 @@ Engine::~Engine() { stop(); }
 
 Result<void> Engine::join(const AggregationJob&, std::chrono::milliseconds) {
   return Error{Errc::unsupported, "this engine has no aggregator",
-               "an AggregatorEngine around it, or strategy native_sum"};
+               "wrap it in an AggregatorEngine, or use strategy native_sum"};
 }
 
 EngineCaps Engine::caps() const noexcept { return {}; }
@@ -166,9 +165,9 @@ Result<Ticket> Engine::start(std::span<const Step> batch) {
     if (!thread_) thread_ = std::make_unique<Thread>(this);
     return thread_->add(batch);
   } catch (const std::bad_alloc&) {
-    return Error{Errc::out_of_memory, "no memory", {}};
+    return Error{Errc::out_of_memory, "out of memory", {}};
   } catch (const std::system_error&) {
-    return Error{Errc::out_of_memory, "the engine cannot have a thread", "raise ulimit -u"};
+    return Error{Errc::out_of_memory, "cannot start the engine's thread", "raise ulimit -u"};
   }
 }
 

@@ -64,8 +64,8 @@ Result<void> check_expectation(const BundleExpect& expect) {
   const bool fits = expect.id.rank < expect.id.world && expect.slot_bounds.size() == shape.slots &&
                     shape.lane_bytes % kBundleAlign == 0 && shape.seen <= 1;
   if (fits) return {};
-  return Error{Errc::invalid_argument, "bundle: what the receiver expects contradicts itself",
-               "a mistake of this program, not of a peer: please report it"};
+  return Error{Errc::invalid_argument, "bundle: the receiver's expectation is inconsistent",
+               "an error in this program, not in a peer: please report it"};
 }
 
 Result<void> check_start(Bytes in) {
@@ -86,7 +86,7 @@ Result<void> check_start(Bytes in) {
 Result<void> check_integrity(Bytes in, const Header& h) {
   const uint64_t valid = h.valid_bytes();
   if (valid < kBundleHeaderBytes || valid % kBundleAlign != 0) {
-    return bundle_error(Errc::frame_field, "bytes", "a multiple of 4 from 76 on", valid);
+    return bundle_error(Errc::frame_field, "bytes", "a multiple of 4, at least 76", valid);
   }
   if (valid > in.size()) {
     return bundle_error(Errc::frame_truncated, "length", at_least(valid), in.size());
@@ -95,7 +95,7 @@ Result<void> check_integrity(Bytes in, const Header& h) {
   const uint64_t actual = bundle_checksum(in.first(valid));
   if (said == actual) return {};
   return bundle_error(Errc::frame_checksum, "checksum", hex(actual, 16), hex(said, 16),
-                      "the bytes changed on their way");
+                      "the bytes changed in transit");
 }
 
 Result<void> check_flags(const Header& h) {
@@ -199,7 +199,7 @@ Result<BundleFailure> get_failure(Bytes bundle) {
   failure.parameter = load<uint32_t>(p + kFailureParameterAt);
   failure.text = {reinterpret_cast<const char*>(text.data()), text.size()};
   if (failure.code == Errc::ok || errc_name(failure.code) == "unknown") {
-    return bundle_error(Errc::frame_field, "code of the failure", "a number of ERRORS.md",
+    return bundle_error(Errc::frame_field, "code of the failure", "a number in ERRORS.md",
                         std::to_string(static_cast<int32_t>(failure.code)));
   }
   return failure;
@@ -323,8 +323,8 @@ Error to_error(const BundleFailure& failure) {
   }
   text.append(" (").append(errc_name(failure.code)).append("): ").append(failure.text);
   return Error{Errc::peer_failed, std::move(text),
-               "see what rank " + std::to_string(failure.rank) +
-                   " says; what was not delivered stays in the residuals"};
+               "see the error of rank " + std::to_string(failure.rank) +
+                   "; undelivered values stay in the residuals"};
 }
 
 }  // namespace laconic

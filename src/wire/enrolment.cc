@@ -118,11 +118,11 @@ bool codes_fit(const JobSettings& s) noexcept {
 std::string_view reason_text(Reason reason) noexcept {
   switch (reason) {
     case Reason::none:
-      return "nothing is wrong";
+      return "no error";
     case Reason::version:
-      return "the server speaks another version of the datagrams";
+      return "the server uses another version of the protocol";
     case Reason::token:
-      return "the token is not the server's";
+      return "the token differs from the server's";
     case Reason::world:
       return "the workers of this job have different world sizes";
     case Reason::quorum:
@@ -130,27 +130,27 @@ std::string_view reason_text(Reason reason) noexcept {
     case Reason::spec:
       return "the workers of this job have different specs or models";
     case Reason::settings:
-      return "the workers of this job have different deadlines or granules";
+      return "the workers of this job have different deadlines or block sizes";
     case Reason::malformed:
-      return "the server does not take such granules";
+      return "the server does not accept these blocks";
     case Reason::lane_overflow:
-      return "the sum of so many workers does not fit into the lanes";
+      return "the sum of this number of workers overflows its elements";
     case Reason::memory:
       return "the server has no memory left for this job";
     case Reason::jobs:
-      return "the server has as many jobs as it takes";
+      return "the server has reached its limit of jobs";
     case Reason::lost_worker:
-      return "the worker is silent or gone";
+      return "the worker does not respond";
     case Reason::lost_results:
-      return "the worker came back without the results that it had";
+      return "the worker reconnected without the results that it had";
     case Reason::left:
-      return "the worker left while others wait for it";
+      return "the worker left while others were waiting for it";
     case Reason::sums_differ:
-      return "the worker sent other settings for a granule than the others";
+      return "the worker's settings for a block differ from the others'";
     case Reason::auth:
-      return "the server wants tags that cover payloads, and this job's cover headers";
+      return "the server requires tags over payloads, this job's tags cover headers only";
   }
-  return "the server gave a reason that this release does not know";
+  return "the server gave a reason unknown to this release";
 }
 
 uint32_t largest_code(const JobSettings& settings) noexcept {

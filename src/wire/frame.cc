@@ -204,7 +204,7 @@ Result<void> check_lengths(Bytes bytes) {
   if (bytes.size() < total) return truncated(total, bytes.size());
   if (bytes.size() > total) {
     return frame_error(Errc::frame_extended, "length", total, bytes.size(),
-                       "bytes follow the frame: hand over one frame at a time");
+                       "bytes follow the frame: pass one frame at a time");
   }
   return {};
 }
@@ -214,7 +214,7 @@ Result<void> check_checksum(Bytes bytes) {
   const uint64_t actual = checksum_of(bytes);
   if (said == actual) return {};
   return frame_error(Errc::frame_checksum, "checksum", hex(actual, 16), hex(said, 16),
-                     "the bytes changed on their way or on disk");
+                     "the bytes changed in transit or on disk");
 }
 
 // What a checksum does not vouch for: a writer of another make.
@@ -248,7 +248,7 @@ Result<uint64_t> finish_frame(const FrameInfo& info, MutBytes out, uint64_t payl
   auto room = begin_frame(info, out);
   if (!room) return std::move(room).error();
   if (payload_bytes > room->size()) {
-    return frame_error(Errc::buffer_too_small, "room for the payload", at_least(payload_bytes),
+    return frame_error(Errc::buffer_too_small, "space for the payload", at_least(payload_bytes),
                        room->size());
   }
   if (auto r = check_fields(info, payload_bytes, Errc::invalid_argument, Errc::invalid_argument);

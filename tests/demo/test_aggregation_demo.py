@@ -32,12 +32,12 @@ def test_servers_position_changes_only_the_label():
 def test_kernel_row_appears_if_kernel_supports_it(monkeypatch):
     said = []
     progress = type("Progress", (), {"say": staticmethod(said.append)})
-    for why, specs in (("", f"{demo.SPECS} thc@xdp"), ("it takes root", demo.SPECS)):
+    for why, specs in (("", f"{demo.SPECS} thc@xdp"), ("this needs root", demo.SPECS)):
         monkeypatch.setattr(servers, "why_not_in_the_kernel", lambda _, why=why: why)
         assert demo.specs_of(demo.options([]), "laconic", progress) == specs
-    assert said == ["without a program in the switch's kernel: it takes root"]
+    assert said == ["without a program in the switch's kernel: this needs root"]
     assert demo.specs_of(demo.options(["--specs", "thc@switch"]), "laconic", progress) == "thc@switch"
-    with pytest.raises(demo.DemoError, match="it takes root"):
+    with pytest.raises(demo.DemoError, match="this needs root"):
         demo.specs_of(demo.options(["--specs", "thc@xdp"]), "laconic", progress)
 
 

@@ -269,7 +269,7 @@ TEST(Aggregator, PayloadsAreTaggedIfServerRequiresIt) {
   options.servers = {server.address()};
   for (const Error& error : refusals(3, [&](uint32_t) { return options; })) {
     EXPECT_EQ(error.code, Errc::ranks_disagree);
-    EXPECT_NE(error.message.find("the server wants tags that cover payloads"), std::string::npos)
+    EXPECT_NE(error.message.find("the server requires tags over payloads"), std::string::npos)
         << error.message;
   }
   options.auth = AggregatorAuth::full;
@@ -304,7 +304,7 @@ TEST(Aggregator, ImpossibleOptionsAreRefused) {
     auto engine = AggregatorEngine::create(hub.engine(0), options);
     return engine ? std::string() : engine.error().message;
   };
-  EXPECT_EQ(message({}), "no aggregation server was named");
+  EXPECT_EQ(message({}), "no aggregation server was given");
   AggregatorOptions options;
   options.servers = {"127.0.0.1:1"};
   options.quorum = 1.5;
@@ -317,11 +317,11 @@ TEST(Aggregator, ImpossibleOptionsAreRefused) {
   EXPECT_NE(message(options).find(": not a file of 32 bytes"), std::string::npos);
   std::remove(options.token.c_str());
   options.token = token_file("zeros", {});
-  EXPECT_NE(message(options).find("zeros are no secret"), std::string::npos);
+  EXPECT_NE(message(options).find("all its bytes are zero"), std::string::npos);
   std::remove(options.token.c_str());
   options.token.clear();
   options.deadline = std::chrono::hours(2);  // in microseconds, 32 bits would not hold it
-  EXPECT_NE(message(options).find("up to an hour"), std::string::npos);
+  EXPECT_NE(message(options).find("at most one hour"), std::string::npos);
 }
 
 /// A quorum of 0.28 is 7 of 25 ranks: with 18 that never come sums would wait for one more.

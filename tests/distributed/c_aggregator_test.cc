@@ -212,7 +212,8 @@ TEST_F(CAggregator, SessionNamesMissingOptions) {
   o.aggregates = 1;
   o.spec = "3lc";
   EXPECT_NE(laconic_session_create(&o, World::parameters(), 2, &made), 0);
-  EXPECT_NE(std::string(laconic_last_message()).find("not codes that add"), std::string::npos);
+  EXPECT_NE(std::string(laconic_last_message()).find("not quantized values that add"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -370,7 +370,7 @@ TEST_F(Dc2, RefusalsAreCompleteMessages) {
   EXPECT_EQ(refused("fp16", "fixed"), "");
   EXPECT_NE(refused("fp16", "dc2").find("nothing to move"), std::string::npos);
   EXPECT_NE(refused("thc:bits=4", "dc2").find("'thc' keeps its keys"), std::string::npos);
-  EXPECT_NE(refused("thc:bits=3", "schedule:0=3").find("what lanes add up to"), std::string::npos);
+  EXPECT_NE(refused("thc:bits=3", "schedule:0=3").find("how elements add"), std::string::npos);
   EXPECT_NE(refused("powersgd:rank=2", "dc2", {}, 1U << 30U).find("none of these parameters"),
             std::string::npos);
   EXPECT_EQ(refused("powersgd", "dc2"), "");

@@ -47,28 +47,28 @@ TEST(Down, OtherStrategiesAndMultiRoundCodecsAreRefused) {
   EXPECT_EQ(refusal("3lc", "int8", options(4)), "");
   EXPECT_EQ(refusal("3lc", "int8", options(4, StrategyKind::two_shot)), "");
   EXPECT_EQ(refusal("3lc", "int8", options(1)), "");
+  EXPECT_EQ(refusal("3lc", "int8", options(4, StrategyKind::gather_all)),
+            "down=int8: strategy gather_all has no owners that send means | omit strategy "
+            "or down");
+  EXPECT_EQ(refusal("fp16", "int8", options(1, StrategyKind::native_sum)),
+            "down=int8: strategy native_sum has no owners that send means | omit strategy "
+            "or down");
+  const std::string instead = " | use another codec for down, such as int8";
   EXPECT_EQ(
-      refusal("3lc", "int8", options(4, StrategyKind::gather_all)),
-      "down=int8: strategy gather_all has no owners that send means | leave the strategy out, "
-      "or down");
+      refusal("3lc", "powersgd:rank=2", options(4)),
+      "down=powersgd:rank=2: owners send ranges of parameters, which this codec cannot encode" +
+          instead);
   EXPECT_EQ(
-      refusal("fp16", "int8", options(1, StrategyKind::native_sum)),
-      "down=int8: strategy native_sum has no owners that send means | leave the strategy out, "
-      "or down");
-  const std::string instead = " | another codec for the way down, such as int8";
-  EXPECT_EQ(refusal("3lc", "powersgd:rank=2", options(4)),
-            "down=powersgd:rank=2: a mean comes down in owners' ranges, which it does not encode" +
-                instead);
-  EXPECT_EQ(refusal("3lc", "even", options(4)),
-            "down=even: a mean comes down in owners' ranges, which it does not encode" + instead);
+      refusal("3lc", "even", options(4)),
+      "down=even: owners send ranges of parameters, which this codec cannot encode" + instead);
   EXPECT_EQ(refusal("3lc", "thc", options(4)),
-            "down=thc: a mean comes down in one round, and it needs several" + instead);
+            "down=thc: owners send means in one round, and this codec needs several" + instead);
   EXPECT_EQ(refusal("powersgd", "int8", options(4)),
-            "strategy two_shot cannot carry powersgd: it needs several rounds of summed lanes | "
-            "leave down out");
+            "strategy two_shot cannot carry powersgd: it needs several all-reduce rounds | "
+            "omit down");
   EXPECT_EQ(refusal("even", "int8", options(4)),
-            "strategy two_shot cannot carry even: a parameter cannot be cut into owners' ranges | "
-            "leave down out");
+            "strategy two_shot cannot carry even: it cannot encode part of a parameter | "
+            "omit down");
   EXPECT_TRUE(refusal("3lc", "int9", options(4)).starts_with("down: ")) << "an unknown spec";
 }
 

@@ -248,7 +248,7 @@ TEST(NoMemoryForARecord, ShortageEndsOnlyTheRecord) {
         exchange(group, layout, DType::f32, {step, false, step == 0 ? -1 : 0}, results, 0);
     EXPECT_EQ(failed, step == 4) << step;  // decided in step 3
     for (const auto& r : results) ASSERT_TRUE(r) << r.error().message;
-    EXPECT_EQ(group.session(0).recorder()->trouble(), step < 4 ? "" : "no memory");
+    EXPECT_EQ(group.session(0).recorder()->trouble(), step < 4 ? "" : "out of memory");
   }
   EXPECT_EQ(group.session(0).recorder()->steps(), 3U);
   EXPECT_EQ(group.session(0).stats().setting_changes, 1U);

@@ -488,7 +488,7 @@ TEST(OwnerTurn, NonFiniteMasterIsErrorOnAllRanksAndNamesParameter) {
     ASSERT_FALSE(pulled);
     messages[r] = pulled.error().message;
   });
-  EXPECT_NE(messages[0].find("the optimizer's step is not finite"), std::string::npos)
+  EXPECT_NE(messages[0].find("the optimizer's update is not finite"), std::string::npos)
       << messages[0];
   EXPECT_NE(messages[0].find("parameter 2"), std::string::npos) << messages[0];
   EXPECT_EQ(messages[1], messages[0]);

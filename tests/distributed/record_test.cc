@@ -263,13 +263,12 @@ TEST(Records, StateOfAnotherRunIsRefused) {
   };
   EXPECT_EQ(why("replay:" + record, first), "");
   EXPECT_EQ(why("replay:" + other, second), "");
-  EXPECT_EQ(why("replay:" + record, second),
-            "the state was not saved in the run that the record is of");
+  EXPECT_EQ(why("replay:" + record, second), "the state was not saved in the recorded run");
   Clocked replay(with("replay:" + record), changing);
   replay.steps(0, 30);
   EXPECT_EQ(why("replay:" + record, replay), "");
   EXPECT_EQ(why("dc2:deadline_ms=20", replay),
-            "the state of the control is that of other rules or controls");
+            "the control state was saved under other rules or controls");
 }
 
 /// Rules that are not replayed go on as they were.
@@ -411,7 +410,7 @@ TEST(Records, NonIncreasingStepsEndRecord) {
 TEST(Records, OnlyRecordsAreContinued) {
   const std::string other = new_file("other"), record = new_file("record.jsonl");
   write_file(other, "weights\n");
-  EXPECT_EQ(refused("", other), "record '" + other + "': the file is there, and is no record");
+  EXPECT_EQ(refused("", other), "record '" + other + "': the file exists and is not a record");
   EXPECT_EQ(text_of(other), "weights\n");
   EXPECT_NE(refused("", testing::TempDir()).find("cannot write it"), std::string::npos);
   EXPECT_NE(refused("", testing::TempDir() + "no/such/folder").find("No such file"),
@@ -419,7 +418,7 @@ TEST(Records, OnlyRecordsAreContinued) {
   {
     Clocked run(setup("topk:ratio=0.1", StrategyKind::gather_all, "", record), changing);
     run.steps(0, 9);
-    EXPECT_EQ(refused("", record), "record '" + record + "': another session writes it");
+    EXPECT_EQ(refused("", record), "record '" + record + "': another session is writing it");
   }
   // Killed in the middle of a line.
   const std::string whole = text_of(record);
@@ -445,7 +444,7 @@ TEST(Records, UnreplayableRecordIsRefusedWithItsLine) {
   }
   EXPECT_EQ(refused(replay), "");
   EXPECT_EQ(refused(replay, "", "topk:ratio=0.2"),
-            named + "line 1: the record is of other rules or specs");
+            named + "line 1: the record is from a run with other rules or specs");
   const std::string whole = text_of(record);
   write_file(record, whole.substr(0, whole.size() - 10));
   EXPECT_EQ(refused(replay).substr(0, named.size() + 8), named + "line 9: ");
@@ -455,11 +454,11 @@ TEST(Records, UnreplayableRecordIsRefusedWithItsLine) {
     write_file(record, text);
     return refused(replay);
   };
-  const std::string value = "'topk:ratio=0.1' cannot have the value ";
+  const std::string value = "'topk:ratio=0.1' does not accept the value ";
   EXPECT_EQ(with("\"to\": 0.2", "\"to\": 1.5"), named + "line 5: " + value + "1.5");
   EXPECT_EQ(with("\"value\": 0.1", "\"value\": -2"), named + "line 2: " + value + "-2");
   EXPECT_EQ(with("\"world\": 3", "\"world\": 4"),
-            named + "line 1: the record is of 4 ranks, not of 3");
+            named + "line 1: the record is from a run with 4 ranks, not 3");
   write_file(record, "");
   EXPECT_EQ(refused(replay), named + "line 1: the record is empty");
 }

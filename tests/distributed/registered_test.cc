@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, FailingCodec,
     testing::Values(Case{Fault::encode, "a: even: no idea", "even"},
                     Case{Fault::silent, "a: even: encode failed", "even+noef"},
-                    Case{Fault::longer, "a payload of 6001 bytes, where plan allows 6000", "even"},
+                    Case{Fault::longer, "encode returned 6001 bytes, plan allows 6000", "even"},
                     Case{Fault::decode, "the payload of rank 1: even: nor here", "even"},
                     Case{Fault::decode, "the payload of rank 0: even: nor here", "even+noef"},
                     Case{Fault::rank_0, "the payload of rank 0: even: nor here", "even"},

@@ -193,7 +193,8 @@ TEST(ServerSumPlan, ServerIsChosenIfPresentAndRefusedElsewhere) {
   LoopbackHub adding(1, std::chrono::seconds(100), caps);
   const auto frames = laconic::Session::create("int8", model(), adding.engine(0), options);
   ASSERT_FALSE(frames);
-  EXPECT_NE(frames.error().message.find("its payload is not codes that add"), std::string::npos);
+  EXPECT_NE(frames.error().message.find("its payload is not quantized values that add"),
+            std::string::npos);
   SessionOptions small;
   small.small_elements = 64;
   LoopbackHub two(2, std::chrono::seconds(100), caps);

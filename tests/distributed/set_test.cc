@@ -149,7 +149,7 @@ class Books {
 /// Sets; where residuals have no place, all ranks hear it, and set again when they have gone out.
 void set_behind_residuals(Ranks& group, Books& books, const Change& change, bool flushes) {
   const std::string refused = set(group, change);
-  EXPECT_EQ(refused.find("has a residual, which goes out first") != std::string::npos, flushes)
+  EXPECT_EQ(refused.find("has a residual that must be sent first") != std::string::npos, flushes)
       << refused;
   if (refused.empty()) return;
   for (uint32_t r = 0; r < group.world(); ++r) {

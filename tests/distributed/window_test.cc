@@ -371,7 +371,7 @@ TEST(Window, BucketsThatDoNotFitAreRefused) {
     return begun ? std::string("begun") : begun.error().message;
   };
   ASSERT_TRUE(begin(kLong, 7));
-  EXPECT_EQ(refused(kLong, 7), "a parameter of this bucket is in flight already");
+  EXPECT_EQ(refused(kLong, 7), "a parameter of this bucket is already in flight");
   EXPECT_EQ(refused(1, 8), "exchanges of step 7 are running");
   for (const uint32_t b : {0U, 1U, 3U, 4U}) ASSERT_TRUE(begin(b, 7));
   EXPECT_EQ(session->in_flight(), 5U);

@@ -76,7 +76,7 @@ TEST(NcclFind, UnsuitableLibraryIsError) {
             "no NVIDIA driver: libm.so.6 has no cuInit");
   const Fake old(2604);
   EXPECT_EQ(find_nccl(old.libraries()).error().message,
-            "NCCL 2.6.4 cannot send messages: " + old.path());
+            "NCCL 2.6.4 does not support point-to-point messages: " + old.path());
 }
 
 TEST(NcclCreate, LackOnRankZeroIsErrorOnAllRanks) {
@@ -98,7 +98,7 @@ TEST(NcclCreate, MissingDeviceIsNamed) {
   EXPECT_EQ(group.created(1).error().message,
             "rank 1: NCCL 2.27.3: cuDeviceGet failed on GPU 1: invalid device ordinal");
   EXPECT_EQ(group.created(0).error().code, Errc::timed_out);
-  EXPECT_EQ(group.created(0).error().message, "rank 0: NCCL 2.27.3: not all 2 ranks have come");
+  EXPECT_EQ(group.created(0).error().message, "rank 0: NCCL 2.27.3: not all 2 ranks have joined");
   EXPECT_EQ(fake.alive(), 0U);
 }
 
@@ -122,7 +122,7 @@ TEST(NcclCreate, MissingRankIsGivenUp) {
         NcclEngine::create({fake.libraries(), 0, 2, 0, kSoon, milliseconds(500)}, board.share(0));
     ASSERT_FALSE(created);
     EXPECT_EQ(created.error().code, Errc::timed_out);
-    EXPECT_NE(created.error().message.find("not all 2 ranks have come"), std::string::npos);
+    EXPECT_NE(created.error().message.find("not all 2 ranks have joined"), std::string::npos);
     EXPECT_EQ(fake.alive() == 0, version == kNew);
     fake->reset(version, 8);
     EXPECT_TRUE(fake.becomes(0)) << version;
@@ -247,7 +247,7 @@ TEST(NcclEngine, LateBatchIsAbortedAtDeadlineOfItsWait) {
     ASSERT_TRUE(ticket);
     const auto result = group[0].wait(*ticket, std::chrono::steady_clock::now() + kSoon);
     EXPECT_EQ(result.error().code, Errc::timed_out);
-    EXPECT_EQ(result.error().message, "rank 0: NCCL 2.27.3: a batch was not complete in time");
+    EXPECT_EQ(result.error().message, "rank 0: NCCL 2.27.3: a batch did not complete in time");
     EXPECT_NE(fake.calls(0).find("ncclCommAbort\n"), std::string::npos);
     const auto after = group[0].wait(*second, std::chrono::steady_clock::now() + kLong);
     EXPECT_EQ(after.error().message, result.error().message);

@@ -86,7 +86,7 @@ TEST(Plugin, OtherVersionIsRefused) {
   for (const auto& [path, what] : std::vector<std::pair<std::string, std::string>>{
            {built("fake_plugin_1"), "it has version 2, expected 1"},
            {built("fake_plugin_2"), "its table is incomplete"},
-           {built("fake_plugin_3"), "it gives no table"},
+           {built("fake_plugin_3"), "it returns no table"},
            {built("fake_plugin_4"), "it has no laconic_plugin_v1"},
            {"/no/such/libplugin.so", "cannot open shared object file"},
            {damaged, "is cut off"},

@@ -166,7 +166,7 @@ TEST(FolderBoard, InvalidFilesAreRefusedAndNeverAwaited) {
     std::ofstream(folder.path() + "/" + name, std::ios::binary) << bytes;
   };
   const std::string cannot =
-      "engine_failed: the rendezvous folder " + folder.path() + " cannot be used: ";
+      "engine_failed: cannot use the rendezvous folder " + folder.path() + " cannot be used: ";
   write("empty", "");
   write("begun", std::string("\x05\0\0\0\0\0\0\0abc", 11));
   write("too-long", std::string("\x02\0\0\0\0\0\0\0abc", 11));
@@ -287,7 +287,7 @@ TEST_F(TcpServer, NewsOutlivesServer) {
   EXPECT_EQ(text(b->get("news.fault", later())), "rank 2");
   EXPECT_EQ(text(b->put("news.fault", "rank 3", later())), "rank 2");
   const std::string gone =
-      "peer_failed: rank 0, which keeps the rendezvous at 127.0.0.1:" + port_ + ", is gone";
+      "peer_failed: rank 0, which hosts the rendezvous at 127.0.0.1:" + port_ + ", is gone";
   EXPECT_EQ(text(b->get("other", later())), gone);
   EXPECT_EQ(text(a->get("other", later())), gone);
 }

@@ -126,7 +126,7 @@ def test_terms_of_sum_in_flight_outlive_engine(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 2, "mode=kept_terms", "timeout=200", "reports=2")
     assert job.ranks[0]["late"]["code"] == "timed_out", job.output
-    assert "mpi: nothing came from rank 1 within " in job.ranks[0]["late"]["message"]
+    assert "mpi: nothing arrived from rank 1 within " in job.ranks[0]["late"]["message"]
     assert job.ranks[0]["kept"]
 
 
@@ -261,7 +261,7 @@ def test_engine_gives_up_on_missing_rank(tmp_path, library, call):
     need(library)
     job = Job(tmp_path, library, 2, "mode=create", f"stops_at={call}", "timeout=300")
     (line,) = job.ranks
-    assert line["create"] == line["status"] == {"code": "timed_out", "message": "mpi: not every rank made its engine within 300 ms"}, job.output
+    assert line["create"] == line["status"] == {"code": "timed_out", "message": "mpi: not every rank created its engine within 300 ms"}, job.output
 
 
 @pytest.mark.parametrize("through_plugin", [False, True])
@@ -385,5 +385,5 @@ def test_stalled_rank_times_out_through_plugin(tmp_path):
     job = Job(tmp_path, MPICH, 2, "mode=struck", "signal=stop", "plan=two_shot", "at=1", f"plugin={plugin(MPICH)}")
     survivor = job.ranks[0]
     assert job.in_time and survivor["first"]["code"] == "timed_out", job.output
-    assert "mpi: nothing came from rank 1 within " in survivor["first"]["message"]
+    assert "mpi: nothing arrived from rank 1 within " in survivor["first"]["message"]
     assert survivor["away"] < 1e-6

@@ -157,7 +157,7 @@ def test_missing_spec_measures_every_codec():
     (["--engine", "loopback", "--part", "99999999999G"], "--part"),
     (["--engine", "loopback", "--min", "8K", "--max", "4K"], "--min 8K is more than --max 4K"),
     (["--engine", "loopback", "--spec", "int9"], "int9"),
-    (["--engine", "loopback", "--plan", "ring"], "there is no strategy 'ring'"),
+    (["--engine", "loopback", "--plan", "ring"], "unknown strategy 'ring'"),
     (["--engine", "loopback", "--iterations", "0"], "--iterations"),
     (["--engine", "loopback", "--window", "9"], "--window"),
     (["--engine", "loopback", "--timeout", "0"], "--timeout"),
@@ -175,7 +175,7 @@ def test_missing_spec_measures_every_codec():
     (["--min", "4K"], "--min requires --engine"),
     (["--rules", "rules.toml"], "--rules requires --engine"),
     (["--engine", "loopback", "--rules", "no/such.toml"], "no/such.toml: cannot open"),
-    (["--engine", "loopback", "--control", "dc3"], "there is no control 'dc3'"),
+    (["--engine", "loopback", "--control", "dc3"], "unknown control 'dc3'"),
 ])
 def test_usage_errors_exit_with_2(words, message):
     assert message in failure(USAGE, "bench", *words)["message"]
@@ -186,7 +186,7 @@ def test_no_memory_is_error_on_every_rank():
     done = subprocess.run([BINARY, *words], capture_output=True, text=True, timeout=280,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)))
     assert (done.returncode, done.stdout) == (BAD_ANSWER, "")
-    assert "rank 0 has no memory for 17179869184 elements (out_of_memory" in done.stderr
+    assert "rank 0 has not enough memory for 17179869184 elements (out_of_memory" in done.stderr
 
 
 def test_mpi_without_launcher_gives_hint():
@@ -238,7 +238,7 @@ def test_plugin_is_found_where_cmake_and_pip_install_it(tmp_path, folder):
     plugin.write_text("no library")
     done = subprocess.run([program, "bench", "--engine", "gloo", "--rank", "0", "--world", "1", "--rendezvous", "file:/nonexistent"],
                           capture_output=True, text=True, timeout=280)
-    assert done.returncode == BAD_ANSWER and done.stderr.startswith(f"laconic: {plugin} is cut off"), done.stderr
+    assert done.returncode == BAD_ANSWER and done.stderr.startswith(f"laconic: {plugin} is truncated"), done.stderr
 
 
 def test_plugin_of_another_engine_is_refused():
@@ -286,7 +286,7 @@ def test_mpi_ranks_measure_and_one_prints(library, name):
     (["--nonsense"], ["--nonsense"], USAGE, "laconic: The following argument was not expected: --nonsense"),
     (["--min", "x"], ["--min", "x"], USAGE, "laconic: --min 'x' is not a size"),
     (["--spec", "int9"], ["--spec", "int9"], USAGE, "laconic: "),
-    (["--plan", "ring"], ["--plan", "ring"], USAGE, "laconic: rank 0: plan: there is no strategy 'ring'"),
+    (["--plan", "ring"], ["--plan", "ring"], USAGE, "laconic: rank 0: plan: unknown strategy 'ring'"),
     (["--min", "4K"], ["--min", "2K"], BAD_ANSWER, "laconic: rank 1 was started with --min 2048, rank 0 with --min 4096"),
     (["--seed", "1"], ["--seed", "2"], BAD_ANSWER, "laconic: rank 1 was started with --seed 2, rank 0 with --seed 1"),
     (["--spec", "int8"], ["--spec", "none"], BAD_ANSWER, "laconic: rank 1 was started with --spec none, rank 0 with --spec int8"),
@@ -364,7 +364,7 @@ def test_stopped_rank_ends_job_and_one_other_reports(stopped, speaks):
     assert process.returncode != FINE
     assert len(said) == 1 or stopped == 0, said  # the launcher wakes rank 0 to end it: then it may say its own
     assert re.match(speaks, said[0]) and "timed_out" in said[0], said
-    assert re.search(rf"(from|to) ranks? [\d, and]*\b{stopped}\b|a sum was not complete", said[0]), said
+    assert re.search(rf"(from|to) ranks? [\d, and]*\b{stopped}\b|a sum did not complete", said[0]), said
 
 
 # ---- Gloo: processes that are started by hand ----
@@ -447,12 +447,12 @@ def test_gloo_rank_without_memory_is_named_at_any_allocation(tmp_path):
         (status, _, error), (other, _, silence) = gloo.ended()
         if status == other == FINE:
             break
-        if "no memory for 16777216 elements" not in error:
+        if "not enough memory for 16777216 elements" not in error:
             assert failures == 0, error  # too little for the engine itself
             continue
         failures += 1
         assert (status, other, silence) == (BAD_ANSWER, BAD_ANSWER, "")
-        assert messages(error) == ["laconic: rank 1 has no memory for 16777216 elements (out_of_memory 100)"]
+        assert messages(error) == ["laconic: rank 1 has not enough memory for 16777216 elements (out_of_memory 100)"]
     else:
         pytest.fail("1 GiB is not enough")
     assert failures > 5  # four arrays of 64 MiB, one after the other
@@ -461,7 +461,7 @@ def test_gloo_rank_without_memory_is_named_at_any_allocation(tmp_path):
 def test_missing_gloo_rank_is_named(gloo):
     gloo.start(*QUICK, seconds=1)
     ((status, out, error),) = gloo.ended()
-    assert (status, out) == (BAD_ANSWER, "") and messages(error) == ["laconic: rank 1 did not come within 1000 ms (timed_out 63)"]
+    assert (status, out) == (BAD_ANSWER, "") and messages(error) == ["laconic: rank 1 did not arrive within 1000 ms (timed_out 63)"]
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
@@ -485,5 +485,5 @@ def test_launched_rank_0_reports_first(gloo, tmp_path):
             gloo.start(*QUICK, seconds=seconds, error=error,
                        env={"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": str(rank)})
     assert [status for status, _, _ in gloo.ended()] == [BAD_ANSWER] * 2
-    assert messages((tmp_path / "said").read_text()) == ["laconic: rank 1 did not come within 1300 ms (timed_out 63)",
-                                                         "laconic: rank 1: rank 0 did not come within 1000 ms (timed_out 63)"]
+    assert messages((tmp_path / "said").read_text()) == ["laconic: rank 1 did not arrive within 1300 ms (timed_out 63)",
+                                                         "laconic: rank 1: rank 0 did not arrive within 1000 ms (timed_out 63)"]

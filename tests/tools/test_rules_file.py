@@ -79,11 +79,11 @@ BAD = {
     # read by both, refused by the library
     "no glob": (b'[[rule]]\nmatch = "[a"\n', "[ without ]"),
     "an empty glob": (b'[[rule]]\nmatch = ""\n', "is empty"),
-    "no codec": (b'[[rule]]\n[[rule]]\nmatch = "head"\nspec = "topq"\n', "rule 2: there is no codec 'topq'"),
-    "no law": (b'[[rule]]\ncontrol = "dc3"\n', "there is no control 'dc3'"),
+    "no codec": (b'[[rule]]\n[[rule]]\nmatch = "head"\nspec = "topq"\n', "rule 2: unknown codec 'topq'"),
+    "no law": (b'[[rule]]\ncontrol = "dc3"\n', "unknown control 'dc3'"),
     "sizes the wrong way": (b"[[rule]]\nmin_elements = 2\nmax_elements = 1\n", "min_elements 2 is above max_elements 1"),
     "no parameter": (b'[[rule]]\nmatch = "branch.*"\nspec = "none"\n', "matches no parameter"),
-    "hidden by another": (b'[[rule]]\n[[rule]]\nmatch = "head"\n', "rule 1 before it takes 'head'"),
+    "hidden by another": (b'[[rule]]\n[[rule]]\nmatch = "head"\n', "rule 1 before it already matches 'head'"),
     "too many": (b"[[rule]]\noptional = true\n" * 32, "than 31"),
 }
 
@@ -175,7 +175,7 @@ def test_both_readers_agree_on_typing_errors(library, tmp_path):
             continue
         kept += 1
         if "error" in said:  # by the library, behind the reader
-            assert any(f"rule {i + 1}" in said["error"]["message"] for i in range(len(rules))) or "rules are more" in said["error"]["message"], text
+            assert any(f"rule {i + 1}" in said["error"]["message"] for i in range(len(rules))) or "rules exceed the limit" in said["error"]["message"], text
         else:
             assert [rule["match"] for rule in said["rules"]] == [rule.get("match", "*") for rule in rules], bytes(text)
     assert 20 < kept < 130

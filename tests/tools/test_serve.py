@@ -68,7 +68,7 @@ def test_token_is_32_random_bytes_for_its_owner(tmp_path):
 @pytest.mark.parametrize("words, status, text", [
     ((), USAGE, "--bind is missing"),
     (("--bind", "127.0.0.1"), BAD_ANSWER, "no port"),
-    (("--bind", "0.0.0.0:0"), BAD_ANSWER, "without a token only the loopback interface may be served"),
+    (("--bind", "0.0.0.0:0"), BAD_ANSWER, "without a token the server may listen on the loopback interface only"),
     (("--bind", "127.0.0.1:0", "--io", "dpdk"), USAGE, "--io 'dpdk'"),
     (("--bind", "127.0.0.1:0", "--auth", "none"), USAGE, "--auth"),
     (("--bind", "127.0.0.1:0", "--io", "xdp"), USAGE, "--io xdp and --interfaces come together"),
@@ -88,7 +88,7 @@ def test_impossible_options_are_refused(words, status, text):
 
 def test_xdp_reports_why_it_cannot_run():
     row = next(row for row in json.loads(serve("--check", "--json").stdout)["back_ends"] if row["io"] == "xdp")
-    text = "there is no interface 'nowhere'" if row["works"] else row["why"].split(";")[0]
+    text = "unknown interface 'nowhere'" if row["works"] else row["why"].split(";")[0]
     done = serve("--bind", "127.0.0.1:0", "--io", "xdp", "--interfaces", "nowhere")
     assert done.returncode == BAD_ANSWER and text in done.stderr
     assert os.geteuid() == 0 or not row["works"]
@@ -189,7 +189,7 @@ def test_world_readable_token_is_named(tmp_path, mode, warned):
 def test_second_server_at_the_port_is_refused(serving):
     _, (host, port), _ = serving("--bind", "127.0.0.1:0")
     second = serve("--bind", f"{host}:{port}")
-    assert second.returncode == BAD_ANSWER and "another server, has this port" in second.stderr
+    assert second.returncode == BAD_ANSWER and "server uses this port" in second.stderr
 
 
 def heap(process):

@@ -76,7 +76,7 @@ class MpiEngine final : public Engine {
 
  private:
   struct Parts;
-  std::unique_ptr<Parts> parts_;  // none: there was no memory for it
+  std::unique_ptr<Parts> parts_;  // none: there was not enough memory for it
 };
 
 }  // namespace laconic

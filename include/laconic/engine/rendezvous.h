@@ -27,7 +27,7 @@ namespace laconic::rendezvous {
 inline Result<std::unique_ptr<Board>> open(std::string_view where, uint32_t rank, uint32_t world,
                                            Deadline deadline) {
   const auto misspelt = [&] {
-    return Error{Errc::invalid_argument, "a rendezvous cannot be '" + std::string(where) + "'",
+    return Error{Errc::invalid_argument, "invalid rendezvous '" + std::string(where) + "'",
                  "file:FOLDER or tcp:HOST:PORT"};
   };
   if (where.starts_with("file:") && where.size() > 5)
@@ -69,8 +69,7 @@ inline Error read_news(std::string text, std::string hint) {
 /// will be tells the others why.
 inline Result<void> meet(Board& board, uint32_t rank, uint32_t world,
                          std::chrono::milliseconds timeout, Deadline deadline) {
-  const std::string news(kMeeting),
-      hint = "start all ranks again, in an empty folder or at a free port";
+  const std::string news(kMeeting), hint = "restart all ranks with an empty folder or a free port";
   const auto soon = [] { return Clock::now() + std::chrono::seconds(2); };
   const auto tell = [&](Error own) -> Error {
     own.hint = hint;
@@ -93,7 +92,8 @@ inline Result<void> meet(Board& board, uint32_t rank, uint32_t world,
   if (*mine != card) {
     return tell({Errc::invalid_argument,
                  "rank " + std::to_string(rank) +
-                     " has come twice: by mistake, in another job, or in an earlier one",
+                     " joined twice: it was started twice, or another or an earlier job used this "
+                     "rendezvous",
                  {}});
   }
   std::vector<uint32_t> missing;
@@ -114,8 +114,8 @@ inline Result<void> meet(Board& board, uint32_t rank, uint32_t world,
         const std::string who = "rank " + std::to_string(r);
         return tell({Errc::ranks_disagree,
                      other.empty() ? who + " runs another version of Laconic"
-                                   : who + " was started in a world of " + other + ", rank " +
-                                         std::to_string(rank) + " in one of " + own_world,
+                                   : who + " was started with world size " + other + ", rank " +
+                                         std::to_string(rank) + " with " + own_world,
                      {}});
       }
     }
@@ -124,7 +124,7 @@ inline Result<void> meet(Board& board, uint32_t rank, uint32_t world,
     if (Clock::now() >= deadline) {
       return tell(
           {Errc::timed_out,
-           names_of(missing) + " did not come within " + std::to_string(timeout.count()) + " ms",
+           names_of(missing) + " did not join within " + std::to_string(timeout.count()) + " ms",
            {}});
     }
     std::this_thread::sleep_for(pause);

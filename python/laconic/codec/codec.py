@@ -139,7 +139,7 @@ class Residual:
 
 
 def _damaged(what: str) -> LaconicError:
-    return errors.error("state_corrupt", f"the residual's state is damaged: {what}", "take an older checkpoint")
+    return errors.error("state_corrupt", f"the residual's state is damaged: {what}", "use an older checkpoint")
 
 
 def _saved_floats(state: dict, key: str):

@@ -76,7 +76,7 @@ def register(codec: type) -> type:
     if getattr(codec, "feedback", True) not in (True, False, "never"):
         raise errors.error("invalid_argument", f"{codec.__name__}.feedback is {codec.feedback!r}", 'True, False or "never"')
     if name in codecs():
-        raise errors.error("invalid_argument", f"{name} is a codec of laconic", "choose another name")
+        raise errors.error("invalid_argument", f"{name} is a built-in codec", "choose another name")
     if _arrays.numpy_or_none() is None:
         raise errors.error("unsupported", "codecs in Python need NumPy", "pip install numpy")
     _keys(codec)
@@ -167,7 +167,7 @@ class Method:
             raise errors.error("spec_syntax", f"{self.name}+{'+'.join(modifiers)}: a registered codec takes +ef or +noef, once",
                                "write name:key=value,key=value+noef")
         if default == "never" and modifiers == ["ef"]:
-            raise errors.error("unsupported", f"{self.name} takes no error feedback: its class says never", "leave +ef out")
+            raise errors.error("unsupported", f"{self.name} supports no error feedback: its class says never", "remove +ef")
         return modifiers == ["ef"] if modifiers else default is True
 
     def instance(self):
@@ -175,7 +175,7 @@ class Method:
             return self._class(**self._settings)
         except Exception as error:  # noqa: BLE001  the user's code
             raise errors.error("value_out_of_range", f"{self.name}.__init__: {type(error).__name__}: {error}",
-                               "see the class that was registered") from error
+                               "check the registered class") from error
 
 
 def encode(codec, place: Place, array) -> bytes:
@@ -341,7 +341,7 @@ class OwnFrames:
         if residual is not None and self.feedback:
             if len(residual) != values.size:
                 raise errors.error("frame_count", f"the residual holds {len(residual)} elements, the tensor {values.size}",
-                                   "one Residual for each tensor")
+                                   "use one Residual per tensor")
             held = residual.numpy()
             values = values + held.reshape(values.shape)
         numpy = _arrays.numpy_or_none()
@@ -386,7 +386,7 @@ def _said(what, *arguments):
     try:
         return what(*arguments)
     except RuntimeError as error:
-        raise errors.error("invalid_argument", str(error), "see the class that was registered") from error
+        raise errors.error("invalid_argument", str(error), "check the registered class") from error
 
 
 def _floats(array):

@@ -180,8 +180,8 @@ def _check_floats(found: int | None, kind, count: int) -> None:
     if found is None:
         raise errors.error("dtype_unsupported", f"elements of type {kind} are not exchanged", "convert to float32")
     if found != count:
-        raise errors.error("shape_unsupported", f"the gradient has {found} elements, its parameters {count}",
-                           "give all of them, back to back")
+        raise errors.error("shape_unsupported", f"the gradient has {found} elements, its parameters have {count}",
+                           "pass all of them, contiguously")
 
 
 def _check_place(contiguous: bool, readonly: bool) -> None:

@@ -150,7 +150,7 @@ def _told(explained: dict) -> tuple[str, str]:
     controls = sorted({s["control"] for s in settings} - {"fixed"})
     controlled = f", control {' and '.join(controls)}" if controls else ""
     if len(settings) < 2:
-        down = f", means come down by {explained['down']}" if explained["down"] else ""
+        down = f", means are encoded by {explained['down']}" if explained["down"] else ""
         return explained["spec"], f" by {explained['strategy']}{down}{controlled}"
     return names.shorten(f"{s['rule']}: {s['spec']} by {s['strategy']}" + (f", down {s['down']}" if s["down"] else "")
                          for s in settings), controlled
@@ -158,7 +158,7 @@ def _told(explained: dict) -> tuple[str, str]:
 
 def _why_all_raw(explained: dict) -> str:
     if explained["spec"] == "none" and not explained["down"]:
-        return "none compresses nothing"
+        return "none does not compress"
     if not explained["parameters"]:
         return "there is none that a codec takes"
     return f"none has more than {explained['small_elements']} elements"

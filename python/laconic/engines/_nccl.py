@@ -66,4 +66,4 @@ def _gpus() -> tuple[int, str]:
         text = ctypes.c_char_p()
         known = driver.cuGetErrorString(code, ctypes.byref(text)) == 0 and text.value
         return 0, f"no GPU: {text.value.decode(errors='replace') if known else f'CUDA error {code}'}"
-    return count.value, "" if count.value else "no GPU that this process may use"
+    return count.value, "" if count.value else "no GPU that this process can use"

@@ -314,7 +314,7 @@ def agree(engine, servers: Servers | None) -> None:
 
 def without_codes(error: LaconicError, spec: str) -> LaconicError:
     """The library's refusal, in the words of the call."""
-    if error.name == "unsupported" and "not codes that add" in error.message:
+    if error.name == "unsupported" and "not quantized values that add" in error.message:
         return errors.error("unsupported", f"{spec}: an aggregator adds codes, and this spec has none",
                             'a spec that has them ("thc:bits=4"), or no aggregator= and no LACONIC_AGGREGATOR')
     return error

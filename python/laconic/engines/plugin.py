@@ -121,7 +121,7 @@ def _cannot_open(path: str, why: str) -> LaconicError:
     """From the dynamic loader's words, "FILE: WHY". What it has searched for and not found has no folder."""
     lacking = why.partition(": ")[0]
     if "/" in lacking or "/" not in path:
-        return errors.error("engine_failed", why, "build or install the plug-in, or name another one")
+        return errors.error("engine_failed", why, "build or install the plug-in, or set another path")
     library, packages, _ = _PLUGINS.get(Path(path).name, (lacking, "what brings it", ""))
     return errors.error("unsupported", f"{library} is not here: {path} needs {why}",
                         f"apt install {packages}, or add the folder of {lacking} to LD_LIBRARY_PATH")
@@ -140,25 +140,25 @@ def load(path: str) -> Table:
     file, a name is searched for as the dynamic loader does."""
     again = "build it from the same release of laconic"
     if "/" in path and _is_cut_off(path):
-        raise errors.error("engine_failed", f"{path} is cut off", "install the plug-in again")
+        raise errors.error("engine_failed", f"{path} is truncated", "install the plug-in again")
     try:
         library = ctypes.CDLL(path)
         entry = library.laconic_plugin_v1
     except OSError as error:
         raise _cannot_open(path, str(error)) from None
     except AttributeError:
-        raise errors.error("engine_failed", f"{path} is no plug-in of this version: it has no laconic_plugin_v1", again) from None
+        raise errors.error("engine_failed", f"{path} is not a plug-in for this version: it has no laconic_plugin_v1", again) from None
     entry.restype, entry.argtypes = POINTER(Table), []
     given = entry()
     why = None
     if not given:
-        why = "it gives no table"
+        why = "it returns no table"
     elif given.contents.version != VERSION:
         why = f"it has version {given.contents.version}, expected {VERSION}"
     elif given.contents.struct_size < ctypes.sizeof(Table):
         why = "its table is incomplete"
     if why is not None:
-        raise errors.error("engine_failed", f"{path} is no plug-in of this version: {why}", again)
+        raise errors.error("engine_failed", f"{path} is not a plug-in for this version: {why}", again)
     return given.contents
 
 

@@ -21,7 +21,7 @@ STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3, "serve
 #: of a flush
 MOST_STEPS = 65535
 #: why a world of one compresses nothing, as the library says it
-ALONE = "one rank exchanges nothing: gradients pass through"
+ALONE = "one rank has nothing to exchange: gradients stay as they are"
 #: exchanges in flight at a time, and float32 bytes of the parts that buckets are cut into
 WINDOW, PART = 2, 8 << 20
 
@@ -74,7 +74,7 @@ class CSession:
         spec, rules, self.own = registered.named(spec, rules, parameters)
         if registered.find(down):
             raise errors.error("unsupported", f"down={down!r}: payloads of a registered codec are gathered",
-                               "another codec for the way down, such as int8")
+                               "use another codec for down, such as int8")
         tables = [ctypes.pointer(codec.table) for codec in self.own]
         spec, seed = text("spec", spec), whole("seed", seed, 0, U64)
         window, part = whole("window", window, 1, _lib.MAX_WINDOW), whole("part", part, 0, U64)

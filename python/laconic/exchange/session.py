@@ -311,7 +311,7 @@ class Session:
             self._session.accepts(header)
             if check_number("part", state["part"], U64) != self._part() and self.world > 1:
                 raise errors.error("state_spec", f"state: expected one saved with part={self._part()}, found part={state['part']}",
-                                   "the engine adds: parts of another size would change the last bit of its sums")
+                                   "the engine sums parts: another part size would change the last bits of its sums")
             entries = list(self._session.entries())
             saved = of_one_rank(state["entries"]) if self.world == 1 else state["entries"]
             check_fields("entries", saved, {name for name, _, _ in entries})

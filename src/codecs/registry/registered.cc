@@ -57,10 +57,11 @@ Result<std::shared_ptr<const Registered>> Registered::create(const laconic_codec
   if (table.name == nullptr) return refused("it has no name");
   const std::string_view name = table.name;
   if (name.empty() || name.size() > kMostName || name.find_first_of("+|;") != name.npos)
-    return refused(concat({"the name ", quoted(name), " is none for a spec"}));
+    return refused(concat({"the name ", quoted(name), " is not valid in a spec"}));
   if (find_codec(name.substr(0, name.find(':'))) != nullptr)
-    return refused(concat({quoted(name), " is a codec of laconic"}));
-  if (table.feedback > LACONIC_FEEDBACK_ON) return refused("feedback is none of LACONIC_FEEDBACK_");
+    return refused(concat({quoted(name), " is a built-in codec"}));
+  if (table.feedback > LACONIC_FEEDBACK_ON)
+    return refused("feedback is not a LACONIC_FEEDBACK_ value");
   if (table.plan == nullptr || table.encode == nullptr || table.decode == nullptr)
     return refused("plan, encode or decode is null");
   return std::shared_ptr<const Registered>(new Registered(table));
@@ -127,7 +128,7 @@ Plan Registered::plan(const Unit& unit, uint32_t world) const {
 }
 
 void Registered::fail(std::string what) const {
-  failure_ = Error{Errc::invalid_argument, std::move(what), "see the codec that was registered"};
+  failure_ = Error{Errc::invalid_argument, std::move(what), "check the registered codec"};
 }
 
 Encoded Registered::encode(const Call<>& call, Source source, MutBytes out) const {
@@ -140,7 +141,7 @@ Encoded Registered::encode(const Call<>& call, Source source, MutBytes out) cons
   if (code != 0) {
     fail(why.text().empty() ? name_ + ": encode failed" : std::string(why.text()));
   } else if (bytes > room) {
-    fail(concat({name_, ": a payload of ", std::to_string(bytes), " bytes, where plan allows ",
+    fail(concat({name_, ": encode returned ", std::to_string(bytes), " bytes, plan allows ",
                  std::to_string(room)}));
   }
   if (failure_) return {0, false};

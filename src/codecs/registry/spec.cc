@@ -76,7 +76,7 @@ Error unknown_codec(std::string_view name) {
   } else if (const auto near = nearest(name, names); !near.empty()) {
     hint = guess(near);
   }
-  return {Errc::unknown_codec, concat({"there is no codec ", quoted(name)}),
+  return {Errc::unknown_codec, concat({"unknown codec ", quoted(name)}),
           concat({hint, "codecs: ", joined(names), " (laconic list)"})};
 }
 
@@ -90,9 +90,9 @@ std::string_view kind_name(MemoryKind kind) { return kKinds[static_cast<size_t>(
 
 // A factor is divided by when an exchange is undone: none near 0.
 constexpr Field kFactor = real_field<&MemorySettings::factor>(
-    "factor", 0.9, 0.1, 1, "share of the old in a running mean or in momentum", true);
+    "factor", 0.9, 0.1, 1, "share of the old value in a running mean or in momentum", true);
 constexpr Field kDecayField = real_field<&MemorySettings::decay>(
-    "decay", 1, 0.1, 1, "share of the residual that the next step takes up");
+    "decay", 1, 0.1, 1, "share of the residual that the next step adds");
 
 bool has_factor(MemoryKind kind) { return kind == MemoryKind::ema || kind == MemoryKind::momentum; }
 
@@ -100,7 +100,7 @@ Error unknown_modifier(std::string_view spec, std::string_view modifier) {
   std::vector<std::string_view> names(kKinds.begin(), kKinds.end());
   names.push_back(kDecay);
   const auto near = nearest(modifier, names);
-  std::string what = concat({"there is no modifier ", quoted(modifier)});
+  std::string what = concat({"unknown modifier ", quoted(modifier)});
   if (!near.empty()) what += concat({", did you mean '", near, "'?"});
   Error error = syntax(spec, what);
   error.hint =
@@ -140,7 +140,7 @@ Result<void> read_modifier(std::string_view spec, std::string_view text, Modifie
   }
   const auto* const found = std::find(kKinds.begin(), kKinds.end(), name);
   if (found == kKinds.end()) return unknown_modifier(spec, name);
-  if (modifiers.kind) return syntax(spec, "+ef, +noef, +ema and +momentum: one of them, once");
+  if (modifiers.kind) return syntax(spec, "give only one of +ef, +noef, +ema and +momentum, once");
   MemorySettings settings;
   settings.kind = static_cast<MemoryKind>(found - kKinds.begin());
   if (has_factor(settings.kind)) {
@@ -161,11 +161,11 @@ MemorySettings default_memory(const Contract& contract) {
 }
 
 std::string why_no_feedback(const Contract& contract) {
-  if (contract.lossless) return "it loses nothing, so there is nothing to feed back";
+  if (contract.lossless) return "it is lossless and has no error to feed back";
   if (contract.unbiased) {
-    return "it is unbiased and may send more than it was given, so that a residual would grow";
+    return "it is unbiased and may send more than its input, so a residual would grow";
   }
-  return "its contract rules it out";
+  return "its contract excludes it";
 }
 
 /// "+noef, +ef or +momentum"
@@ -184,15 +184,15 @@ Error memory_refused(const CodecTable& codec, std::string_view spec, const Contr
     const bool settings = Spec::defaults(codec).feedback();  // others would take it
     return {Errc::unsupported,
             concat({head, settings ? " with these settings" : "",
-                    " takes no error feedback: ", why_no_feedback(contract)}),
-            settings ? "leave +ef out, or the settings" : "leave +ef out"};
+                    " supports no error feedback: ", why_no_feedback(contract)}),
+            settings ? "remove +ef or the settings" : "remove +ef"};
   }
-  return {
-      Errc::unsupported,
-      concat({head, kind == MemoryKind::ema
-                        ? " takes no running mean: engines add its lanes, or it selects elements"
-                        : " takes no momentum: only codecs that select elements mask it"}),
-      concat({"what it may have: ", memories_text(contract)})};
+  return {Errc::unsupported,
+          concat({head,
+                  kind == MemoryKind::ema
+                      ? " supports no running mean: engines add its values, or it selects elements"
+                      : " supports no momentum: only codecs that select elements mask it"}),
+          concat({"it supports: ", memories_text(contract)})};
 }
 
 Result<MemorySettings> memory_of(const CodecTable& codec, std::string_view spec,
@@ -203,9 +203,9 @@ Result<MemorySettings> memory_of(const CodecTable& codec, std::string_view spec,
   if (modifiers.decay) {
     if (memory.kind != MemoryKind::residual) {
       return Error{Errc::unsupported,
-                   concat({"spec ", quoted(spec), ": +decay is for a residual, and +",
+                   concat({"spec ", quoted(spec), ": +decay needs a residual, and +",
                            kind_name(memory.kind), " has none that decays"}),
-                   "leave +decay out, or write +ef where the codec takes it"};
+                   "remove +decay, or use +ef if the codec supports it"};
     }
     memory.decay = *modifiers.decay;
   }
@@ -219,8 +219,8 @@ Result<Spec> Spec::parse(std::string_view text,
   if (text.size() > kMaxSpecLength) return syntax(text, "longer than 1024 characters");
   if (text.find('|') != std::string_view::npos) {
     return Error{Errc::unsupported,
-                 concat({"spec ", quoted(text), ": stages joined by '|' are not in this version"}),
-                 "name one codec"};
+                 concat({"spec ", quoted(text), ": stages joined by '|' are not supported"}),
+                 "use one codec"};
   }
   auto modifiers = split(text, '+');
   const std::string_view body = modifiers.front();

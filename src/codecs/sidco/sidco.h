@@ -30,9 +30,10 @@ struct Sidco {
   static constexpr std::array fields{
       real_field<&Params::ratio>("ratio", 0.001, 1e-9, 1.0, "fraction of the elements aimed at")
           .controlled(Sends::more, Growth::log, 0.001, 0.25),
-      word_field<&Params::law>("law", 2, kLaws,
-                               "law of the magnitudes: exponential, gamma then generalised Pareto, "
-                               "generalised Pareto"),
+      word_field<&Params::law>(
+          "law", 2, kLaws,
+          "distribution of the magnitudes: exponential, gamma then generalised Pareto, "
+          "generalised Pareto"),
       integer_field<&Params::stages>("stages", 0, 0, 10, "stages of the fit; 0: as mode says"),
       word_field<&Params::mode>(
           "mode", 2, kModes,

@@ -25,8 +25,9 @@ struct TernGrad {
       "Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad, NeurIPS 2017, sections 3.1 and 4",
       Method::quantization};
   static constexpr std::array fields{
-      real_field<&Params::clip>("clip", 2.5, 0, 100,
-                                "clip at so many standard deviations; 0: no clipping, no bias"),
+      real_field<&Params::clip>(
+          "clip", 2.5, 0, 100,
+          "clip at this number of standard deviations; 0: no clipping, no bias"),
       word_field<&Params::pack>("pack", 0, kPackWords,
                                 "2bit: four elements per byte; quartic: five"),
   };

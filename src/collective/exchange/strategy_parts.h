@@ -56,16 +56,17 @@ void widen(const RankState& state, const Input& input, uint64_t elements) noexce
 void narrow(const RankState& state, const Input& input, uint64_t elements) noexcept;
 
 inline Error no_exchange_memory() {
-  return {Errc::out_of_memory, "no memory for the exchange buffers", "use smaller buckets"};
+  return {Errc::out_of_memory, "not enough memory for the exchange buffers", "use smaller buckets"};
 }
 
 inline Error exchange_has_ended() {
-  return {Errc::exchange_order, "next() after the end of an exchange", "begin the next one first"};
+  return {Errc::exchange_order, "next() was called after the exchange ended",
+          "begin another exchange first"};
 }
 
 /// A sender said twice that its bundle does not fit: what it needs was granted after the first.
 inline Error too_many_rounds() {
-  return {Errc::bound_exceeded, "a rank asks for one more repeat round than any bundle needs",
+  return {Errc::bound_exceeded, "a rank requests more repeat rounds than any bundle needs",
           "all ranks must run the same version of laconic"};
 }
 

@@ -23,7 +23,7 @@ bool compresses_nothing(const Spec& spec) { return spec.codec().info.name == "no
 
 /// One rank has nobody to send to: its gradients pass through.
 bool alone(const Options& options) { return options.world == 1; }
-constexpr std::string_view kAlone = "one rank exchanges nothing: gradients pass through";
+constexpr std::string_view kAlone = "one rank has nothing to exchange: gradients stay as they are";
 
 bool compresses_nothing(const Spec& spec, const Spec* down) {
   return compresses_nothing(spec) && (down == nullptr || compresses_nothing(*down));
@@ -64,7 +64,7 @@ std::string reason_of(const Spec& spec, const Spec* down, const Options& options
   const auto n = [](uint64_t x) { return std::to_string(x); };
   if (alone(options)) return std::string(kAlone);
   if (a.raw && compresses_nothing(spec, down) && !options.owner_turns)
-    return "none compresses nothing";
+    return "none does not compress";
   if (a.raw) return "at most small_elements = " + n(options.small_elements) + " elements";
   if (strategy != StrategyKind::two_shot) return {};
   if (a.pieces.size() > 1) return "cut into " + n(a.pieces.size()) + " ranges, one for each owner";
@@ -93,7 +93,7 @@ Error refuse(StrategyKind kind, const Spec& spec, std::string why) {
   return Error{Errc::unsupported,
                "strategy " + std::string(strategy_name(kind)) + " cannot carry " +
                    spec.canonical() + ": " + why,
-               "leave the strategy to the planner"};
+               "omit the strategy to let the planner choose"};
 }
 
 bool by_server(const Options& options) {
@@ -117,11 +117,11 @@ std::optional<Error> no_way_down(const Spec& down, const std::vector<Parameter>&
   if (options.strategy != StrategyKind::automatic && options.strategy != StrategyKind::two_shot) {
     return refused(
         concat({"strategy ", strategy_name(options.strategy), " has no owners that send means"}),
-        "leave the strategy out, or down");
+        "omit strategy or down");
   }
   if (down.contract().whole_parameter)
-    return refused("a mean comes down in owners' ranges, which it does not encode",
-                   "another codec for the way down, such as int8");
+    return refused("owners send ranges of parameters, which this codec cannot encode",
+                   "use another codec for down, such as int8");
   const auto rounds = [&](const Unit& unit) {
     return down.codec().plan(down.params(), unit, options.world).rounds;
   };
@@ -130,8 +130,8 @@ std::optional<Error> no_way_down(const Spec& down, const std::vector<Parameter>&
         return rounds(whole_unit(p)) > 1;
       });
   if (!several) return {};
-  return refused("a mean comes down in one round, and it needs several",
-                 "another codec for the way down, such as int8");
+  return refused("owners send means in one round, and this codec needs several",
+                 "use another codec for down, such as int8");
 }
 
 /// Sums of codes that this world, or this engine, cannot have.
@@ -140,13 +140,13 @@ std::optional<Error> no_sums_of_codes(const Spec& spec, const Options& options, 
   const uint32_t most = spec.contract().headroom;
   if (options.world > most) {
     return Error{Errc::unsupported,
-                 spec.canonical() + ": sums of at most " + std::to_string(most) +
-                     " ranks fit its lanes, there are " + std::to_string(options.world),
-                 "wider lanes (lane=16), fewer bits, or another codec"};
+                 spec.canonical() + ": its elements hold sums of at most " + std::to_string(most) +
+                     " ranks, there are " + std::to_string(options.world),
+                 "use wider elements (lane=16), fewer bits or another codec"};
   }
   if (v.summable || by_server(options)) return {};
-  return Error{Errc::unsupported, spec.canonical() + ": this engine does not add int32 lanes",
-               "another backend, or another codec"};
+  return Error{Errc::unsupported, spec.canonical() + ": this engine cannot sum int32 elements",
+               "use another backend or another codec"};
 }
 
 }  // namespace
@@ -227,7 +227,7 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   if (options.owner_turns && options.world > 1) {
     const bool other =
         options.strategy != StrategyKind::automatic && options.strategy != StrategyKind::two_shot;
-    if (other) return refuse(options.strategy, spec, "its means come from no owner");
+    if (other) return refuse(options.strategy, spec, "no owner computes its means");
     options.strategy = StrategyKind::two_shot;
   }
   if (down != nullptr) {
@@ -235,8 +235,8 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
     Options owners = options;
     owners.strategy = StrategyKind::two_shot;
     auto choice = choose_strategy(spec, parameters, owners);
-    if (!choice) return Error{choice.error().code, choice.error().message, "leave down out"};
-    choice->reason = concat({"means come down by ", down->canonical()});
+    if (!choice) return Error{choice.error().code, choice.error().message, "omit down"};
+    choice->reason = concat({"means are encoded by ", down->canonical()});
     return choice;
   }
   const Contract contract = spec.contract();
@@ -246,29 +246,31 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   if (auto refused = no_sums_of_codes(spec, options, v)) return *std::move(refused);
   const bool codes = has_codes(spec, options.world);
   if (codes && by_server(options))
-    return Choice{StrategyKind::server_sum, "its codes are added on the way"};
+    return Choice{StrategyKind::server_sum, "an aggregator adds its quantized values"};
   if (options.strategy == StrategyKind::server_sum) {
-    return refuse(options.strategy, spec,
-                  codes ? "this engine has no aggregator" : "its payload is not codes that add");
+    return refuse(
+        options.strategy, spec,
+        codes ? "this engine has no aggregator" : "its payload is not quantized values that add");
   }
   if (options.strategy == StrategyKind::native_sum && !native) {
-    return refuse(options.strategy, spec, "its payload is not lanes that this engine adds");
+    return refuse(options.strategy, spec, "this engine cannot sum its payload");
   }
   if (options.strategy != StrategyKind::automatic && options.strategy != StrategyKind::native_sum &&
       v.rounds > 1) {
-    return refuse(options.strategy, spec, "it needs several rounds of summed lanes");
+    return refuse(options.strategy, spec, "it needs several all-reduce rounds");
   }
   if (options.strategy == StrategyKind::two_shot && contract.whole_parameter) {
-    return refuse(options.strategy, spec, "a parameter cannot be cut into owners' ranges");
+    return refuse(options.strategy, spec, "it cannot encode part of a parameter");
   }
   if (options.strategy != StrategyKind::automatic)
-    return Choice{options.strategy, options.owner_turns ? "owners have a turn between its two ways"
-                                                        : "asked for in the call"};
+    return Choice{options.strategy, options.owner_turns
+                                        ? "owners update parameters between push and pull"
+                                        : "requested in the call"};
   if (native)
     return Choice{StrategyKind::native_sum,
-                  "its lanes add on the engine: one all-reduce per round"};
+                  "the engine sums its payload: one all-reduce per round"};
   if (v.rounds > 1)
-    return refuse(StrategyKind::gather_all, spec, "it needs several rounds of summed lanes");
+    return refuse(StrategyKind::gather_all, spec, "it needs several all-reduce rounds");
 
   const auto [gather, gather_most] = predicted_bytes(StrategyKind::gather_all, options.world, v);
   const auto [shots, shots_most] =
@@ -288,12 +290,13 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   if (contract.merge == Merge::set_union &&
       gather <= predicted_bytes(StrategyKind::native_sum, options.world, dense).expected / 8) {
     return Choice{StrategyKind::gather_all,
-                  "index sets unite without a second loss, far below the dense ring" + figures};
+                  "gathering loses nothing more and sends far less than a dense ring" + figures};
   }
   if (gather <= shots + kRoundBytes)
     return Choice{StrategyKind::gather_all, "one round is cheaper than two" + figures};
-  return Choice{StrategyKind::two_shot,
-                "owners take the mean: traffic does not grow with the ranks" + figures};
+  return Choice{
+      StrategyKind::two_shot,
+      "owners compute the mean: traffic does not grow with the number of ranks" + figures};
 }
 
 Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
@@ -328,7 +331,7 @@ Result<Model> Model::create(std::vector<Setting> settings, std::vector<uint32_t>
     }
     if (!names.insert(p.name).second) {
       return Error{Errc::invalid_argument, "two parameters are named " + p.name,
-                   "names key residuals: make them unique"};
+                   "residuals are stored by name: make names unique"};
     }
   }
   Model model;
@@ -363,9 +366,9 @@ Result<void> Model::choose() {
     if (choices_[c].strategy != StrategyKind::server_sum || members_[c].empty()) continue;
     if (by_server && spec(*by_server).canonical() != spec(c).canonical()) {
       return Error{Errc::unsupported,
-                   "rules: an aggregator adds the codes of one spec, found " +
+                   "rules: an aggregator adds the values of one spec, found " +
                        spec(*by_server).canonical() + " and " + spec(c).canonical(),
-                   "give both the same spec, or one of them another codec"};
+                   "use the same spec for both, or a codec without aggregation for one"};
     }
     by_server = c;
   }
@@ -513,7 +516,7 @@ Result<void> Model::check_sizes() const {
         return Error{Errc::shape_unsupported,
                      "parameter " + parameters_[i].name + " is too large for " + of->canonical() +
                          " in one piece",
-                     "split the parameter or use none"};
+                     "split the parameter or use the codec none"};
       }
     }
   }

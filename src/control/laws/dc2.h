@@ -102,7 +102,7 @@ struct Dc2 {
                    concat({"control '", control.canonical, "': mean=", number_text(p.mean),
                            above ? " is above max=" : " is below min=",
                            number_text(above ? bounds->max : bounds->min)}),
-                   "a mean lies between min and max"};
+                   "mean must lie between min and max"};
     }
     return bounds;
   }

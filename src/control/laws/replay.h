@@ -18,8 +18,8 @@ struct Replay {
 
   static Result<void> read(std::string_view text, std::string_view options, Control& control) {
     if (options.empty()) {
-      return syntax_error({"control", text, "write replay:FILE, a record of a run"},
-                          "the file is missing");
+      return syntax_error({"control", text, "write replay:FILE, where FILE is the record of a run"},
+                          "the file name is missing");
     }
     control.file = std::string(options);
     return {};

@@ -23,7 +23,8 @@ struct Schedule {
   static constexpr std::size_t kPoints = 64;
 
   static Result<void> read(std::string_view text, std::string_view options, Control& control) {
-    const OptionText where{"control", text, "write schedule:STEP=VALUE,STEP=VALUE, steps rising"};
+    const OptionText where{"control", text,
+                           "write schedule:STEP=VALUE,STEP=VALUE, in order of steps"};
     for (const std::string_view option : split(options, ',')) {
       const std::size_t equals = std::min(option.find('='), option.size());
       uint64_t step = 0;
@@ -39,7 +40,7 @@ struct Schedule {
         return syntax_error(where, concat({quoted(option), " has no value above 0"}));
       }
       if (!control.points.empty() && step <= control.points.back().first) {
-        return syntax_error(where, concat({"step ", std::to_string(step), " is not behind step ",
+        return syntax_error(where, concat({"step ", std::to_string(step), " is not after step ",
                                            std::to_string(control.points.back().first)}));
       }
       if (control.points.size() == kPoints) return syntax_error(where, "more than 64 points");

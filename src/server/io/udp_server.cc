@@ -86,12 +86,12 @@ agg::Endpoint endpoint_of(const Address& a) noexcept {
 Result<agg::Socket> open_multicast(const UdpServerSettings& settings, const agg::Endpoint& bound,
                                    const agg::Socket& listener, Multicast* multicast) {
   if (!settings.interfaces.empty()) {
-    return Error{Errc::invalid_argument, "the program in the kernel has no use for multicast", {}};
+    return Error{Errc::invalid_argument, "the XDP program does not support multicast", {}};
   }
   if (agg::is_wildcard(bound)) {
     return Error{Errc::invalid_argument,
-                 "multicast goes out by one interface, which " + settings.bind + " does not name",
-                 "bind the address that workers are given"};
+                 "multicast needs one interface, which " + settings.bind + " does not name",
+                 "bind to the address that workers use"};
   }
   const auto group = agg::parse_group(settings.multicast, bound);
   if (!group) return group.error();
@@ -189,12 +189,14 @@ Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& sett
   const bool no_token = settings.server.token == wire::Token{};
   if (no_token && !agg::is_loopback(*wanted)) {
     return Error{Errc::invalid_argument,
-                 "without a token only the loopback interface may be served, not " + settings.bind,
-                 "make one with --new-token FILE, and give it to the server and to every worker"};
+                 "without a token the server may listen on the loopback interface only, not on " +
+                     settings.bind,
+                 "create one with --new-token FILE, and give it to the server and every worker"};
   }
   const Io io = settings.io;
   if (io == Io::gso && !agg::has_gso()) {
-    return Error{Errc::unsupported, "this kernel has no segmentation for UDP", "take --io mmsg"};
+    return Error{Errc::unsupported, "this kernel does not support UDP segmentation",
+                 "use --io mmsg"};
   }
   auto listener = Socket::bound(*wanted, io);
   if (!listener) return std::move(listener).error();
@@ -212,8 +214,8 @@ Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& sett
     const Address address = address_of(*bound);
     if (load<uint32_t>(address.bytes.data() + 4) == 0) {
       return Error{Errc::invalid_argument,
-                   "the program in the kernel serves one address, not " + settings.bind,
-                   "bind the address that workers are given"};
+                   "the XDP program serves one address, not " + settings.bind,
+                   "bind to the address that workers use"};
     }
     auto xdp = Xdp::open({address, settings.server.memory / kKernelShare, settings.interfaces});
     if (!xdp) return std::move(xdp).error();

@@ -245,7 +245,8 @@ void Driver::release(const LayoutView& whole, DType dtype) {
 }
 
 Result<bool> Driver::set(const SettingsChange& change, const Error* trouble) {
-  const Error waits{Errc::exchange_order, "set: buckets wait for others", "set between two steps"};
+  const Error waits{Errc::exchange_order, "set: buckets are still queued",
+                    "call set() between two steps"};
   auto done = change_.set(change, trouble == nullptr && !joining_.empty() ? &waits : trouble);
   if (done && *done) take_settings();
   return done;

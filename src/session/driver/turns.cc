@@ -33,8 +33,8 @@ Result<void> OwnerTurns::set_replicas(std::span<const Replica> replicas, bool be
   for (size_t p = 0; p < replicas.size() && fits; ++p)
     fits = replicas[p].values != nullptr || parameters[p].count() == 0;
   if (!fits || !session_->model().options().owner_turns) {
-    return Error{Errc::invalid_argument, "replicas: expected one for each parameter",
-                 "of a session whose owners have turns"};
+    return Error{Errc::invalid_argument, "replicas: expected one per parameter",
+                 "and a session with owner_turns"};
   }
   ranges_.reserve(owned().size());  // a turn takes no memory
   for (uint32_t p = 0; p < replicas.size(); ++p) state.set_replica(p, replicas[p]);

@@ -22,7 +22,7 @@ Result<std::unique_ptr<Keeper>> Keeper::create(std::unique_ptr<UdpWorker> worker
     keeper->process_ = ::getpid();
     keeper->thread_->thread = std::thread([self = keeper.get()] { self->run(); });
   } catch (const std::system_error&) {
-    return Error{Errc::out_of_memory, "the links to aggregation servers cannot have a thread",
+    return Error{Errc::out_of_memory, "cannot start the thread for aggregation servers",
                  "raise ulimit -u"};
   }
   return keeper;

@@ -34,7 +34,7 @@ uint64_t random_word() {
 
 Result<void> check(const AggregatorOptions& options, uint32_t world) {
   if (options.servers.empty())
-    return Error{Errc::invalid_argument, "no aggregation server was named", "HOST:PORT"};
+    return Error{Errc::invalid_argument, "no aggregation server was given", "HOST:PORT"};
   if (!(options.quorum >= 0 && options.quorum <= 1)) {
     return Error{Errc::invalid_argument,
                  "quorum: expected 0 to 1, found " + std::to_string(options.quorum),
@@ -42,12 +42,12 @@ Result<void> check(const AggregatorOptions& options, uint32_t world) {
   }
   if (world > kMaxAggregated) {
     return Error{Errc::unsupported,
-                 "aggregation servers take at most 64 ranks, there are " + std::to_string(world),
-                 "strategy native_sum adds over the group"};
+                 "aggregation servers accept at most 64 ranks, there are " + std::to_string(world),
+                 "use strategy native_sum without servers"};
   }
   if (options.deadline < kNoTime || options.deadline > kLongest || options.timeout <= kNoTime ||
       options.timeout > kLongest) {
-    return Error{Errc::invalid_argument, "deadline and timeout: expected up to an hour", {}};
+    return Error{Errc::invalid_argument, "deadline and timeout: expected at most one hour", {}};
   }
   return {};
 }
@@ -104,7 +104,7 @@ LinkStats Membership::stats() const { return keeper_ ? keeper_->stats() : last_;
 Result<void> Membership::run(const Step& step) {
   if (keeper_ == nullptr) {
     const char* what =
-        joined_ ? "the aggregation servers have failed before" : "an aggregate step before join()";
+        joined_ ? "the aggregation servers failed earlier" : "an aggregate step before join()";
     return Error{joined_ ? Errc::engine_failed : Errc::exchange_order, what, {}};
   }
   // The links' own patience ends before, and says more: this is for what they cannot see.

@@ -128,14 +128,16 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
                  "an address is HOST:PORT, for example 10.0.0.9:7420 or [::1]:7420"};
   };
   const std::size_t colon = text.rfind(':');
-  if (colon == std::string_view::npos || colon + 1 == text.size()) return bad("no port");
+  if (colon == std::string_view::npos || colon + 1 == text.size())
+    return bad("the port is missing");
   std::string host(text.substr(0, colon)), port(text.substr(colon + 1));
   if (host.size() > 1 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   }
   const bool digits =
       std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (!digits || port.size() > 5 || std::stoi(port) > 65535) return bad("no port from 0 to 65535");
+  if (!digits || port.size() > 5 || std::stoi(port) > 65535)
+    return bad("the port is not a number from 0 to 65535");
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   hints.ai_flags = AI_NUMERICSERV;
@@ -276,7 +278,7 @@ Result<void> Socket::bind_to(const Endpoint& local) const {
   if (::bind(fd_, reinterpret_cast<const sockaddr*>(&local.address), local.size) == 0) return {};
   const int why = errno;
   Error error = system_error("bind to " + endpoint_text(local), why);
-  if (why == EADDRINUSE) error.hint = "another program, or another server, has this port";
+  if (why == EADDRINUSE) error.hint = "another program or server uses this port";
   return error;
 }
 

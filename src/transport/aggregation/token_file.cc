@@ -14,7 +14,7 @@ namespace laconic::transport::aggregation {
 Result<wire::Token> read_token(const std::string& path) {
   const auto refused = [&](const std::string& why) {
     return Error{Errc::invalid_argument, "token " + path + ": " + why,
-                 "make one with laconic serve --new-token FILE"};
+                 "create one with laconic serve --new-token FILE"};
   };
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return refused(std::strerror(errno));
@@ -24,7 +24,7 @@ Result<wire::Token> read_token(const std::string& path) {
   wire::Token token;
   if (size != static_cast<ssize_t>(token.size())) return refused("not a file of 32 bytes");
   std::copy_n(bytes.begin(), token.size(), token.begin());
-  if (token == wire::Token{}) return refused("zeros are no secret");
+  if (token == wire::Token{}) return refused("all its bytes are zero");
   return token;
 }
 

@@ -51,7 +51,7 @@ Result<void> fits_path(const wire::JobSettings& job, uint32_t mtu, bool ipv6) {
   return Error{Errc::unsupported,
                "a block of " + std::to_string(job.lanes) + " in lanes of " +
                    std::to_string(job.lane_bits) + " bits needs datagrams of " +
-                   std::to_string(longest + front) + " bytes, and the path takes " +
+                   std::to_string(longest + front) + " bytes, and the path allows " +
                    std::to_string(mtu),
                "block=" + std::to_string(lanes) + " fits"};
 }
@@ -74,7 +74,7 @@ UdpWorker::~UdpWorker() = default;
 Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings,
                                                      Clock::time_point deadline) {
   if (settings.servers.empty()) {
-    return Error{Errc::invalid_argument, "no aggregation server was named", {}};
+    return Error{Errc::invalid_argument, "no aggregation server was given", {}};
   }
   const wire::Reason reason = wire::judge_settings(settings.link.job);
   if (reason != wire::Reason::none) {
@@ -103,7 +103,7 @@ Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings
       new UdpWorker(std::move(links), std::move(paths), io, settings.interrupted));
   worker->links_.connect(steady_now());
   const End joined = worker->drive(deadline, [](const Link& l) { return l.joined(); });
-  if (!joined.ok()) return worker->error_of(joined, "not all workers of the job have come");
+  if (!joined.ok()) return worker->error_of(joined, "not all workers of the job have joined");
   return worker;
 }
 
@@ -112,7 +112,7 @@ Result<void> UdpWorker::run(std::span<const Outgoing> out, std::span<Incoming> i
   if (const Link* link = links_.failed(); link != nullptr) return link->error();
   links_.begin(steady_now(), out, in);
   const End end = drive(deadline, [](const Link& l) { return l.done(); });
-  if (!end.ok()) return error_of(end, "the exchange is not complete");
+  if (!end.ok()) return error_of(end, "the exchange did not complete");
   return {};
 }
 
@@ -200,7 +200,7 @@ void UdpWorker::receive() noexcept {
   }
 }
 
-// Where it cannot be heard, or there is no memory for the reason, the link finds out and results
+// Where it cannot be heard, or not enough memory for the reason, the link finds out and results
 // come by unicast.
 void UdpWorker::follow_group(Path& path, const wire::Group& group) noexcept {
   if (group == path.group) return;

@@ -105,13 +105,13 @@ struct LoopbackHub::Impl {
     return generation != turn;
   }
 
-  /// "ranks 1 and 3 did not come within 30000 ms"
+  /// "ranks 1 and 3 did not arrive within 30000 ms"
   [[nodiscard]] std::string late_ranks() const {
     std::vector<uint32_t> late;
     for (uint32_t r = 0; r < world; ++r) {
       if (!here[r]) late.push_back(r);
     }
-    return names_of(late) + " did not come within " + std::to_string(timeout.count()) + " ms";
+    return names_of(late) + " did not arrive within " + std::to_string(timeout.count()) + " ms";
   }
 
   /// Every rank posted the same step, with sizes that fit. All ranks get the same answer.

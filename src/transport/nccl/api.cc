@@ -75,8 +75,9 @@ Result<NcclCalls> open_nccl(const std::string& library) {
   symbols.required("ncclGetErrorString", nccl.get_error_string);
   symbols.optional("ncclGetLastError", nccl.get_last_error);
   if (!symbols.complete()) {
-    return Error{Errc::unsupported, concat({"NCCL cannot be used: ", symbols.why()}),
-                 "install nvidia-nccl-cu12 with pip, or name libnccl.so.2 of NCCL 2.7 or newer"};
+    return Error{
+        Errc::unsupported, concat({"NCCL cannot be used: ", symbols.why()}),
+        "install nvidia-nccl-cu12 with pip, or set the path of libnccl.so.2 of NCCL 2.7 or newer"};
   }
   if (const int code = nccl.get_version(&nccl.version_code); code != kNcclSuccess) {
     return Error{Errc::unsupported,
@@ -85,9 +86,10 @@ Result<NcclCalls> open_nccl(const std::string& library) {
   }
   nccl.version = version_text(nccl.version_code);
   if (nccl.version_code < kOldestNccl) {
-    return Error{Errc::unsupported,
-                 concat({"NCCL ", nccl.version, " cannot send messages: ", library}),
-                 "install NCCL 2.7 or newer"};
+    return Error{
+        Errc::unsupported,
+        concat({"NCCL ", nccl.version, " does not support point-to-point messages: ", library}),
+        "install NCCL 2.7 or newer"};
   }
   return nccl;
 }
@@ -114,13 +116,13 @@ Result<CudaCalls> open_cuda(const std::string& library) {
   symbols.required("cuMemcpyDtoHAsync_v2", cuda.copy_to_host);
   if (!symbols.complete()) {
     return Error{Errc::unsupported, concat({"no NVIDIA driver: ", symbols.why()}),
-                 "run where there is a GPU and its driver"};
+                 "run on a machine with a GPU and its driver"};
   }
   if (const int code = cuda.init(0); code != kCudaSuccess) {
     return Error{Errc::unsupported,
                  concat({code == kCudaNoDevice ? "no GPU: " : "the NVIDIA driver does not start: ",
                          "cuInit failed: ", text_of(cuda, code)}),
-                 "run where there is a GPU that this process may use"};
+                 "run on a machine with a GPU that this process can use"};
   }
   return cuda;
 }

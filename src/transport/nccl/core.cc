@@ -37,7 +37,7 @@ int dtype_of(DType type) {
                                : kNcclUint8;
 }
 
-constexpr const char* kLookForIt = "look for the rank that stopped; the group cannot go on";
+constexpr const char* kLookForIt = "find the rank that stopped; this group cannot continue";
 
 }  // namespace
 
@@ -92,7 +92,7 @@ Result<void> Core::open() {
 
 Result<void> Core::join(const NcclUniqueId& id, Deadline deadline) {
   const auto world = static_cast<int>(options_.world), rank = static_cast<int>(options_.rank);
-  const std::string what = concat({"not all ", std::to_string(world), " ranks have come"});
+  const std::string what = concat({"not all ", std::to_string(world), " ranks have joined"});
   if (!nccl_.nonblocking()) {
     const auto comm = std::make_shared<NcclComm>(nullptr);
     auto joined = until_back(deadline, what, [self = shared_from_this(), comm, id, world, rank] {
@@ -114,7 +114,7 @@ Result<void> Core::join(const NcclUniqueId& id, Deadline deadline) {
 }
 
 Result<void> Core::execute(const Plan& plan, Deadline deadline) {
-  constexpr std::string_view kLate = "a batch was not complete in time";
+  constexpr std::string_view kLate = "a batch did not complete in time";
   if (plan.calls().empty()) {
     plan.copy_own();
     return {};
@@ -254,7 +254,7 @@ std::shared_ptr<Core::Outcome> Core::aside(std::function<Result<void>()> work) {
     std::thread(std::move(serve)).detach();
   } catch (const std::system_error&) {
     outcome->result =
-        Error{Errc::out_of_memory, about("the engine cannot have a thread"), "raise ulimit -u"};
+        Error{Errc::out_of_memory, about("cannot start the engine's thread"), "raise ulimit -u"};
     outcome->there = true;
   }
   return outcome;
@@ -321,7 +321,7 @@ std::string Core::about(std::string_view what) const {
 Error Core::nccl_error(std::string_view call, int code) const {
   return {code == kNcclRemoteError ? Errc::peer_failed : Errc::engine_failed,
           about(concat({call, " failed: ", text_of(nccl_, code)})),
-          "NCCL_DEBUG=WARN makes NCCL say more"};
+          "set NCCL_DEBUG=WARN for details from NCCL"};
 }
 
 Error Core::cuda_error(std::string_view call, int code) const {

@@ -27,7 +27,7 @@ Result<NcclFound> find_nccl(const NcclLibraries& libraries) {
   if (const int code = cuda->device_get_count(&gpus); code != nccl::kCudaSuccess) {
     found.why_not = concat({"cuDeviceGetCount failed: ", nccl::text_of(*cuda, code)});
   } else if (gpus == 0) {
-    found.why_not = "no GPU that this process may use";
+    found.why_not = "no GPU that this process can use";
   }
   found.gpus = static_cast<uint32_t>(gpus);
   return found;
@@ -53,7 +53,7 @@ Result<nccl::NcclUniqueId> unique_id(const Result<nccl::NcclCalls>& calls,
       so_far = Error{Errc::engine_failed,
                      concat({"rank 0: NCCL ", calls->version,
                              ": ncclGetUniqueId failed: ", nccl::text_of(*calls, code)}),
-                     "NCCL_DEBUG=WARN makes NCCL say more"};
+                     "set NCCL_DEBUG=WARN for details from NCCL"};
     }
   }
   uint8_t bytes[sizeof id];
@@ -63,7 +63,7 @@ Result<nccl::NcclUniqueId> unique_id(const Result<nccl::NcclCalls>& calls,
   if (!so_far) return std::move(so_far).error();
   if (!shared) return std::move(shared).error();
   if (std::all_of(std::begin(bytes), std::end(bytes), [](uint8_t b) { return b == 0; })) {
-    return Error{Errc::peer_failed, "rank 0 cannot use NCCL", "see what rank 0 says"};
+    return Error{Errc::peer_failed, "rank 0 cannot use NCCL", "see rank 0's error"};
   }
   return id;
 }
@@ -76,7 +76,7 @@ Result<std::unique_ptr<NcclEngine>> NcclEngine::create(const NcclOptions& option
     return Error{Errc::invalid_argument,
                  concat({"there is no rank ", std::to_string(options.rank), " among ",
                          std::to_string(options.world)}),
-                 "rank is below world"};
+                 "rank must be below world"};
   }
   try {
     auto impl = std::make_unique<Impl>();

@@ -27,7 +27,7 @@ Result<void> Plan::make(std::span<const Step> batch, uint32_t rank, uint32_t wor
   out_.clear();
   own_.clear();
   for (const Step& step : batch) {
-    if (step.short_sends) return wrong("a send that is shorter than its room");
+    if (step.short_sends) return wrong("a send that is shorter than its buffer");
     if (auto added = add(step, rank, world, caps); !added) return added;
   }
   return {};

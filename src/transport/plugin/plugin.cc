@@ -105,7 +105,7 @@ bool is_cut_off(const std::string& path) {
 }
 
 Error cannot_open(const std::string& path, std::string why) {
-  return {Errc::engine_failed, path + " is no plug-in of this version: " + std::move(why),
+  return {Errc::engine_failed, path + " is not a plug-in for this version: " + std::move(why),
           "build it from the same release of laconic"};
 }
 
@@ -113,12 +113,12 @@ Error cannot_open(const std::string& path, std::string why) {
 
 Result<const laconic_plugin*> load_plugin(const std::string& path) {
   if (path.find('/') != std::string::npos && is_cut_off(path))
-    return Error{Errc::engine_failed, path + " is cut off", "install the plug-in again"};
+    return Error{Errc::engine_failed, path + " is truncated", "install the plug-in again"};
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = ::dlerror();
     return Error{Errc::engine_failed, why != nullptr ? why : path + " cannot be opened",
-                 "build or install the plug-in, or name another one"};
+                 "build or install the plug-in, or set another path"};
   }
   using Entry = const laconic_plugin* (*)();
   const auto entry = reinterpret_cast<Entry>(::dlsym(library, "laconic_plugin_v1"));
@@ -127,7 +127,7 @@ Result<const laconic_plugin*> load_plugin(const std::string& path) {
   if (entry == nullptr) {
     why = "it has no laconic_plugin_v1";
   } else if (table == nullptr) {
-    why = "it gives no table";
+    why = "it returns no table";
   } else if (table->version != LACONIC_PLUGIN_VERSION) {
     why = "it has version " + std::to_string(table->version) + ", expected " +
           std::to_string(LACONIC_PLUGIN_VERSION);

@@ -27,11 +27,11 @@ TEST(GlooMeeting, MissingRanksAreNamed) {
     const std::string where = tcp ? Place::port() : place.folder();
     const auto said = meet(2, [&](uint32_t r) { return options(r, 4, where, milliseconds(300)); });
     for (const auto& line : said)
-      EXPECT_EQ(line, "timed_out: ranks 2 and 3 did not come within 300 ms");
+      EXPECT_EQ(line, "timed_out: ranks 2 and 3 did not arrive within 300 ms");
   }
   const auto alone =
       meet(1, [](uint32_t) { return options(1, 2, Place::port(), milliseconds(100)); });
-  EXPECT_TRUE(alone[0].starts_with("timed_out: rank 0 does not listen at 127.0.0.1:")) << alone[0];
+  EXPECT_TRUE(alone[0].starts_with("timed_out: rank 0 is not listening on 127.0.0.1:")) << alone[0];
 }
 
 TEST(GlooMeeting, DifferentWorldOnOneRankIsErrorOnAll) {
@@ -67,8 +67,9 @@ TEST(GlooMeeting, TwoJobsInOneFolderAreRefused) {
     const std::string where = tcp ? Place::port() : place.folder();
     const auto said = meet(3, [&](uint32_t i) { return options(i == 2 ? 1 : i, 3, where); });
     EXPECT_EQ(said[0],
-              "invalid_argument: rank 1 has come twice: by mistake, in another job, or in an "
-              "earlier one");
+              "invalid_argument: rank 1 joined twice: it was started twice, or another or an "
+              "earlier job used "
+              "this rendezvous");
     EXPECT_EQ(said[1], said[0]);
     EXPECT_EQ(said[2], said[0]);
   }
@@ -78,8 +79,8 @@ TEST(GlooMeeting, TwoJobsInOneFolderAreRefused) {
     stage.say(text(engine));
   });
   const std::string a = ranks.heard(0), b = ranks.heard(1);
-  EXPECT_NE(a.find("rank 0 cannot listen at") != std::string::npos,
-            b.find("rank 0 cannot listen at") != std::string::npos)
+  EXPECT_NE(a.find("rank 0 cannot listen on") != std::string::npos,
+            b.find("rank 0 cannot listen on") != std::string::npos)
       << a << "; " << b;
 }
 
@@ -90,7 +91,7 @@ TEST(GlooMeeting, BadOptionsAreNamed) {
   for (const char* where : {"", "file:", "tcp:", "tcp:host", "tcp:host:", "tcp::5", "tcp:host:0",
                             "tcp:host:65536", "tcp:host:1x", "folder"}) {
     EXPECT_EQ(said({.rank = 0, .world = 2, .rendezvous = where}),
-              "invalid_argument: a rendezvous cannot be '" + std::string(where) + "'");
+              "invalid_argument: invalid rendezvous '" + std::string(where) + "'");
   }
   EXPECT_EQ(said({.rank = 0, .world = 2, .rendezvous = "file:/nowhere/at/all"}),
             "engine_failed: the rendezvous folder /nowhere/at/all cannot be used: No such file or "
@@ -130,8 +131,7 @@ TEST(GlooMeeting, RankLostDuringMeetingIsNamedByOneDeadline) {
     if (said[0].find("Gloo cannot connect") != std::string::npos) break;
   }
   for (const auto& line : said) {
-    EXPECT_TRUE(line.find(": rank 2 did not come to be connected in time") != std::string::npos)
-        << line;
+    EXPECT_TRUE(line.find(": rank 2 did not connect in time") != std::string::npos) << line;
   }
 }
 

@@ -306,7 +306,7 @@ TEST(GlooPlugin, PluginDescribesItselfAndErrors) {
   });
   EXPECT_EQ(ranks.heard(0), "gloo, " + GlooEngine::library());
   EXPECT_TRUE(ranks.heard(0).ends_with("there is no rank 3 in a world of 3"));
-  EXPECT_TRUE(ranks.heard(0).ends_with("a rendezvous cannot be 'x'"));
+  EXPECT_TRUE(ranks.heard(0).ends_with("invalid rendezvous 'x'"));
   EXPECT_TRUE(ranks.heard(0).ends_with("there is no rank 0 in a world of 0"));
 }
 

@@ -90,9 +90,9 @@ TEST(JsonReader, FirstErrorIsKept) {
     EXPECT_EQ(json.number(), elements == 1 ? 1 : 0);
   });
   EXPECT_EQ(elements, 2);
-  EXPECT_EQ(json.trouble(), "a number was expected");
+  EXPECT_EQ(json.trouble(), "expected a number");
   json.fail("another");
-  EXPECT_EQ(json.trouble(), "a number was expected");
+  EXPECT_EQ(json.trouble(), "expected a number");
   for (const char* text : {"-1", "1.5", "1e3", "18446744073709551616", "\"1\""}) {
     JsonReader whole(text);
     EXPECT_EQ(whole.whole(), 0U);

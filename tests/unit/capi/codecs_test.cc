@@ -152,7 +152,7 @@ TEST(Capi, MessageIsNeverFromEarlierFailure) {
   const float value = 0;
   EXPECT_EQ(laconic_residual_set_state(residual, &value, uint64_t{1} << 61),
             static_cast<int32_t>(Errc::out_of_memory));
-  EXPECT_STREQ(laconic_last_message(), "no memory for a codec state of that size");
+  EXPECT_STREQ(laconic_last_message(), "not enough memory for a codec state of that size");
   EXPECT_STREQ(laconic_last_hint(), "");
   laconic_residual_destroy(residual);
 }

@@ -169,7 +169,7 @@ TEST(SpecErrors, BadModifiersAreExplained) {
   EXPECT_NE(error_of("topk+momentun").message.find("did you mean 'momentum'"), std::string::npos);
   const Error mean = error_of("topk+ema=0.9");
   EXPECT_EQ(mean.code, Errc::unsupported);
-  EXPECT_EQ(mean.hint, "what it may have: +noef, +ef, +momentum");
+  EXPECT_EQ(mean.hint, "it supports: +noef, +ef, +momentum");
   EXPECT_EQ(error_of("int8+momentum=0.9").code, Errc::unsupported);
   EXPECT_EQ(error_of("int8+noef+decay=0.9").code, Errc::unsupported);
   EXPECT_EQ(error_of("none+ema").code, Errc::unsupported);

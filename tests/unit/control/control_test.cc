@@ -36,8 +36,8 @@ TEST(Control, TextsHaveOneForm) {
 
 TEST(Control, InvalidTextIsRefusedWithOneMessage) {
   const std::vector<std::pair<std::string, std::string>> cases{
-      {"", "control '': the law's name is missing"},
-      {"dc3", "there is no control 'dc3'"},
+      {"", "control '': the control policy's name is missing"},
+      {"dc3", "unknown control 'dc3'"},
       {"fixed:a=1", "fixed has no key 'a'"},
       {"dc2:", "control 'dc2:': '' is not key=value"},
       {"dc2:min", "control 'dc2:min': 'min' is not key=value"},
@@ -59,8 +59,8 @@ TEST(Control, InvalidTextIsRefusedWithOneMessage) {
       {"schedule:0=", "control 'schedule:0=': '0=' has no value above 0"},
       {"schedule:0=nan", "control 'schedule:0=nan': '0=nan' has no value above 0"},
       {"schedule:0=-1", "control 'schedule:0=-1': '0=-1' has no value above 0"},
-      {"schedule:0=1,0=2", "control 'schedule:0=1,0=2': step 0 is not behind step 0"},
-      {"replay", "control 'replay': the file is missing"},
+      {"schedule:0=1,0=2", "control 'schedule:0=1,0=2': step 0 is not after step 0"},
+      {"replay", "control 'replay': the file name is missing"},
   };
   for (const auto& [text, message] : cases) EXPECT_EQ(canonical(text), "error: " + message);
   EXPECT_FALSE(parse_control(std::string(5000, 'a')).ok());

@@ -83,7 +83,7 @@ TEST(Controller, ContradictoryControlIsRefused) {
       {"dc2:min=0.02",
        "control 'dc2:min=0.02': the spec's x=0.01 is not between min=0.02 and max=0.25"},
       {"schedule:0=2", "control 'schedule:0=2': x does not accept 2"},
-      {"dc3", "there is no control 'dc3'"},
+      {"dc3", "unknown control 'dc3'"},
   };
   for (const auto& [text, message] : cases) {
     EXPECT_EQ(refusal({{text, false, "topk", ratio()}}), message);
@@ -91,7 +91,7 @@ TEST(Controller, ContradictoryControlIsRefused) {
   EXPECT_EQ(refusal({{"dc2:max=2.5", false, "powersgd", rank_of_a_factor(2)}}),
             "control 'dc2:max=2.5': x does not accept max=2.5");
   EXPECT_EQ(refusal({{"dc2", false, "fp16", {}}}),
-            "control 'dc2' has nothing to move: 'fp16' has no setting that may change while "
+            "control 'dc2' has nothing to change: 'fp16' has no setting that may change while "
             "training runs");
 }
 

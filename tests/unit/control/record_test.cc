@@ -115,7 +115,7 @@ TEST(Record, AnotherPolicySeesSameReports) {
   EXPECT_FALSE(other->difference);
   ASSERT_EQ(other->decisions.size(), 1U);
   EXPECT_EQ(other->decisions[0].step, 48U);
-  EXPECT_EQ(recompute(*record, "dc3").error().message, "there is no control 'dc3'");
+  EXPECT_EQ(recompute(*record, "dc3").error().message, "unknown control 'dc3'");
 }
 
 TEST(Record, ContinuedRunBeginsWithItsState) {
@@ -161,15 +161,15 @@ TEST(Record, RecordOfAnotherModelIsRefused) {
   EXPECT_TRUE(decisions_for(*record, other).ok());
   other.model = "00000000000000ac";
   EXPECT_EQ(decisions_for(*record, other).error().message,
-            "line 1: the record is of another model");
+            "line 1: the record is from another model");
   other = made.run;
   other.world = 3;
   EXPECT_EQ(decisions_for(*record, other).error().message,
-            "line 1: the record is of 2 ranks, not of 3");
+            "line 1: the record is from a run with 2 ranks, not 3");
   other = made.run;
   other.rules[1].spec = "topk:ratio=0.02";
   EXPECT_EQ(decisions_for(*record, other).error().message,
-            "line 1: the record is of other rules or specs");
+            "line 1: the record is from a run with other rules or specs");
 }
 
 /// The settings were replaced while it ran: each has its own part.
@@ -193,34 +193,35 @@ TEST(Record, ReplacedSettingsAreRecorded) {
   RecordedRun other = first.run;
   other.rules[1].spec = "topk:ratio=0.03";
   EXPECT_EQ(decisions_for(*record, other).error().message,
-            "line 1: the record is of other rules or specs");
+            "line 1: the record is from a run with other rules or specs");
 }
 
 TEST(Record, DamagedRecordIsRefusedWithItsLine) {
   const std::string text = recorded("dc2:deadline_ms=30", 20).text();
   EXPECT_EQ(trouble(""), "line 1: the record is empty");
-  EXPECT_EQ(trouble(text.substr(0, text.size() - 1)), "line 21: it is cut: no line feed ends it");
+  EXPECT_EQ(trouble(text.substr(0, text.size() - 1)),
+            "line 21: it is truncated: no line feed at its end");
   EXPECT_EQ(trouble(text.substr(0, text.size() - 9)).substr(0, 9), "line 21: ");
   EXPECT_EQ(trouble(text.substr(text.find('\n') + 1)),
-            "line 1: a record begins with a line that has a \"format\"");
-  EXPECT_EQ(trouble("no\n"), "line 1: a value was expected");
+            "line 1: the first line of a record must have a \"format\"");
+  EXPECT_EQ(trouble("no\n"), "line 1: expected a value");
   const std::vector<std::vector<std::string>> cases{
-      {"\"version\": 1", "\"version\": 2", "line 1: version 2 is not known here"},
+      {"\"version\": 1", "\"version\": 2", "line 1: version 2 is unknown to this release"},
       {"laconic record", "a record", "line 1: it is not a laconic record"},
-      {"\"world\": 2", "\"world\": 0", "line 1: the world is not one of 1 to 65536 ranks"},
+      {"\"world\": 2", "\"world\": 0", "line 1: the world must be 1 to 65536 ranks"},
       {"\"world\": 2, ", "", "line 1: there is no 'world'"},
       {"\"world\": 2", "\"world\": 2, \"world\": 2", "line 1: key 'world' is there twice"},
       {"\"more\"", "\"most\"", "line 1: 'most' is not a choice"},
       {"\"state\": []", "\"state\": [\"12\"]",
        "line 1: a word of state is not 16 hexadecimal digits"},
-      {"\"step\": 5,", "\"step\": 3,", "line 7: step 3 comes behind step 4"},
-      {"\"step\": 5,", "\"step\": -5,", "line 7: a whole number was expected"},
-      {"\"rule\": 1", "\"rule\": 2", "line 18: a decision is for a rule that is not there"},
+      {"\"step\": 5,", "\"step\": 3,", "line 7: step 3 comes after step 4"},
+      {"\"step\": 5,", "\"step\": -5,", "line 7: expected a whole number"},
+      {"\"rule\": 1", "\"rule\": 2", "line 18: a decision refers to a rule that does not exist"},
       {"\"reports\": [[", "\"reports\": [[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [",
        "line 2: there are more reports than ranks"},
-      {"\"reports\": [[", "\"reports\": [[1, ", "line 2: a report has more than five figures"},
+      {"\"reports\": [[", "\"reports\": [[1, ", "line 2: a report has more than five numbers"},
       {"\"reports\": [[", "\"reports\": [[1, 2], [",
-       "line 2: a report has fewer than five figures"},
+       "line 2: a report has fewer than five numbers"},
       {"\"settings\": [", "\"settings\": [{\"value\": 0, \"uncompressed\": false}, ",
        "line 2: there are more settings than rules"},
   };

@@ -140,12 +140,12 @@ TEST(Rules, RuleWithoutParameterIsRefusedUnlessOptional) {
   EXPECT_TRUE(classes_of(rules, kNames, kSizes).ok());
   rules[1] = rule("fc2.*");
   EXPECT_EQ(classes_of(rules, kNames, kSizes).error().message,
-            "rule 2 (match = 'fc2.*'): rule 1 before it takes 'fc2.weight' and all else that it "
-            "matches");
+            "rule 2 (match = 'fc2.*'): rule 1 before it already matches 'fc2.weight' and its other "
+            "parameters");
   rules[1] = rule("*.bias");
   rules[1].min_elements = 11;
   EXPECT_EQ(classes_of(rules, kNames, kSizes).error().message,
-            "rule 2 (match = '*.bias'): no parameter of that name has the size that it asks for; "
+            "rule 2 (match = '*.bias'): no parameter of that name has a size in its range; "
             "'fc1.bias' has 10 elements");
 }
 
@@ -159,7 +159,7 @@ TEST(Rules, BadRulesAreRefusedByNumber) {
             "rule 2 (match = '*'): min_elements 2 is above max_elements 1");
   rules.assign(32, rule("*"));
   for (Rule& r : rules) r.optional = true;
-  EXPECT_EQ(classes_of(rules, kNames, kSizes).error().message, "32 rules are more than 31");
+  EXPECT_EQ(classes_of(rules, kNames, kSizes).error().message, "32 rules exceed the limit of 31");
   rules.pop_back();
   EXPECT_TRUE(classes_of(rules, kNames, kSizes).ok());
 }

@@ -182,7 +182,7 @@ TEST(LinkMemory, ForeignSumIsReportedByCode) {
     group.begin(0, &out, &in);
     if (!longer) group.under_way = [&] { out.settings = 6; };
     expect_code(group.run(0), Errc::ranks_disagree,
-                longer ? "64 bytes, expected at most 10" : "other settings than this rank's");
+                longer ? "64 bytes, expected at most 10" : "settings that differ from this rank's");
   }
 }
 

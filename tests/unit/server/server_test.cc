@@ -203,7 +203,7 @@ TEST(Network, WrongTokenIsRefusedAtAttach) {
   ASSERT_TRUE(network.run(10 * kSecond));
   EXPECT_EQ(network.workers()[0]->link().error().code, Errc::ranks_disagree);
   EXPECT_EQ(network.workers()[0]->link().error().message,
-            "aggregation server 10.0.0.9:7420: the token is not the server's");
+            "aggregation server 10.0.0.9:7420: the token differs from the server's");
   EXPECT_EQ(network.server().memory_used(), 0U);
 }
 
@@ -260,8 +260,8 @@ TEST(Network, TableTooLargeForTheWorldIsRefused) {
   Network network(plan, {}, 7);
   ASSERT_TRUE(network.run(10 * kSecond));
   EXPECT_EQ(network.workers()[0]->link().error().message,
-            "aggregation server 10.0.0.9:7420: the sum of so many workers does not fit into the "
-            "lanes: at most 2 workers, found 3");
+            "aggregation server 10.0.0.9:7420: the sum of this number of workers overflows its "
+            "elements: at most 2 workers, found 3");
   EXPECT_EQ(network.server().memory_used(), 0U);
 }
 
@@ -273,8 +273,8 @@ TEST(Network, ServerRequiringFullTagsInformsEveryRank) {
   for (const auto& worker : refused.workers()) {
     EXPECT_EQ(worker->link().error().code, Errc::ranks_disagree);
     EXPECT_EQ(worker->link().error().message,
-              "aggregation server 10.0.0.9:7420: the server wants tags that cover payloads, and "
-              "this job's cover headers");
+              "aggregation server 10.0.0.9:7420: the server requires tags over payloads, "
+              "this job's tags cover headers only");
   }
   plan.job.full_tags = true;
   Network taken(plan, {}, 7);
@@ -556,7 +556,7 @@ TEST(Network, WorkersMissingAfterRestartAreNamed) {
   });
   network.at(4 * kMillisecond, [&] { network.start_server(); });
   ASSERT_TRUE(network.run(20 * kSecond));
-  expect_lost(network, {1, 2}, "ranks 0 and 3: the workers are");
+  expect_lost(network, {1, 2}, "ranks 0 and 3: the workers do");
 }
 
 TEST(Network, WorkersLostTogetherAreAllNamed) {
@@ -567,7 +567,7 @@ TEST(Network, WorkersLostTogetherAreAllNamed) {
     for (const uint32_t w : {1U, 2U, 4U}) network.crash(w, false);
   });
   ASSERT_TRUE(network.run(20 * kSecond));
-  expect_lost(network, {0, 3}, "ranks 1, 2 and 4: the workers are");
+  expect_lost(network, {0, 3}, "ranks 1, 2 and 4: the workers do");
 }
 
 TEST(Network, WorkerWithoutItsResultsIsNamedToAll) {
@@ -599,8 +599,9 @@ TEST(Network, WorkerLeavingTooEarlyIsNamed) {
   network.lag(2, 10 * kMillisecond);
   ASSERT_TRUE(network.run(20 * kSecond));
   EXPECT_EQ(network.workers()[0]->link().blamed(), 1);
-  EXPECT_EQ(network.workers()[0]->link().error().message,
-            "aggregation server 10.0.0.9:7420: rank 1: the worker left while others wait for it");
+  EXPECT_EQ(
+      network.workers()[0]->link().error().message,
+      "aggregation server 10.0.0.9:7420: rank 1: the worker left while others were waiting for it");
 }
 
 TEST(Network, DifferentSumsOfOneRankAreRefusedOnAll) {

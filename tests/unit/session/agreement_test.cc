@@ -173,7 +173,7 @@ TEST(Session, ExplainGivesReasonOfChoice) {
   const auto s = rank(0, "topk");
   const std::string text = session::explain(*s);
   EXPECT_NE(text.find("\"strategy\": \"gather_all\""), std::string::npos) << text;
-  EXPECT_NE(text.find("index sets unite"), std::string::npos) << text;
+  EXPECT_NE(text.find("gathering loses nothing more"), std::string::npos) << text;
   EXPECT_NE(text.find("\"payload_bytes_expected\": 450, \"payload_bytes_at_most\": 450"),
             std::string::npos)
       << text;

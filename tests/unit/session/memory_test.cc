@@ -82,8 +82,8 @@ std::vector<std::string> reasons(const Session& s) {
 TEST(Reasons, ReasonsNameUncompressedAndCutParameters) {
   using testing::ElementsAre;
   const std::string small = "at most small_elements = 64 elements";
-  const std::string nothing = "none compresses nothing";
-  const std::string alone = "one rank exchanges nothing: gradients pass through";
+  const std::string nothing = "none does not compress";
+  const std::string alone = "one rank has nothing to exchange: gradients stay as they are";
   EXPECT_THAT(reasons(*session("topk", kWorld, 0)), ElementsAre("", small, "", ""));
   EXPECT_THAT(reasons(*session("none", kWorld, 0)),
               ElementsAre(nothing, nothing, nothing, nothing));

@@ -103,7 +103,7 @@ TEST(Loopback, AbsentRanksAreNamedToAllOthers) {
     const Step step{.dtype = DType::f32, .count = 1, .send = at, .recv = at};
     const auto result = hub.engine(r).run({&step, 1});
     ASSERT_FALSE(result);
-    EXPECT_EQ(result.error().message, "loopback: ranks 0 and 2 did not come within 20 ms");
+    EXPECT_EQ(result.error().message, "loopback: ranks 0 and 2 did not arrive within 20 ms");
   }
 }
 

@@ -313,13 +313,13 @@ BundleFailure failure_back(const BundleFailure& sent, Buffer* out) {
 TEST(Failure, FailureArrivesWithSameMessage) {
   Buffer out;
   const BundleFailure back =
-      failure_back({Errc::out_of_memory, 2, 5, 17, "no memory for 4 GiB · völlig"}, &out);
+      failure_back({Errc::out_of_memory, 2, 5, 17, "not enough memory for 4 GiB · völlig"}, &out);
   EXPECT_EQ(back.code, Errc::out_of_memory);
-  EXPECT_EQ(back.text, "no memory for 4 GiB · völlig");
+  EXPECT_EQ(back.text, "not enough memory for 4 GiB · völlig");
   EXPECT_EQ(to_error(back).code, Errc::peer_failed);
-  EXPECT_EQ(
-      to_error(back).message,
-      "rank 2 failed in bucket 5, parameter 17 (out_of_memory): no memory for 4 GiB · völlig");
+  EXPECT_EQ(to_error(back).message,
+            "rank 2 failed in bucket 5, parameter 17 (out_of_memory): not enough memory for 4 GiB "
+            "· völlig");
   const BundleFailure nowhere =
       failure_back({Errc::internal, 2, 5, BundleFailure::kNoParameter, {}}, &out);
   EXPECT_EQ(to_error(nowhere).message, "rank 2 failed in bucket 5 (internal): ");

@@ -169,8 +169,8 @@ class FolderBoard final : public Board {
   }
   [[nodiscard]] Error unusable(int error) const {
     return {Errc::engine_failed,
-            "the rendezvous folder " + folder_ + " cannot be used: " + detail::reason(error),
-            "name an empty folder that all ranks can write to"};
+            "cannot use the rendezvous folder " + folder_ + ": " + detail::reason(error),
+            "use an empty folder that all ranks can write to"};
   }
 
   std::string folder_;

@@ -93,8 +93,8 @@ inline Result<Addresses> resolve(const std::string& host, const std::string& por
   addrinfo* list = nullptr;
   if (const int bad = ::getaddrinfo(host.c_str(), port.c_str(), &wanted, &list); bad != 0) {
     return Error{Errc::engine_failed,
-                 "the rendezvous host " + host + " is unknown: " + ::gai_strerror(bad),
-                 "name rank 0's host as all ranks know it, or its address"};
+                 "cannot resolve the rendezvous host " + host + ": " + ::gai_strerror(bad),
+                 "use a host name or address of rank 0 that every rank can resolve"};
   }
   return Addresses(list);
 }
@@ -122,8 +122,8 @@ class Server {
       error = errno;
     }
     return Error{Errc::engine_failed,
-                 "rank 0 cannot listen at " + host + ":" + port + ": " + reason(error),
-                 "name an address of rank 0's host and a free port"};
+                 "rank 0 cannot listen on " + host + ":" + port + ": " + reason(error),
+                 "use an address of rank 0's host and a free port"};
   }
   ~Server() {
     const uint64_t one = 1;
@@ -340,8 +340,8 @@ class TcpBoard final : public Board {
       }
       if (Clock::now() >= deadline) {
         return Error{Errc::timed_out,
-                     "rank 0 does not listen at " + where_ + ": " + detail::reason(error),
-                     "start rank 0, and let all ranks reach its host and port"};
+                     "rank 0 is not listening on " + where_ + ": " + detail::reason(error),
+                     "start rank 0, and check that every rank can reach its host and port"};
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
@@ -419,7 +419,7 @@ class TcpBoard final : public Board {
   /// For good: an answer that comes late would be taken for that of another question.
   void lose(Errc code, const std::string& why) {
     fd_.reset();
-    lost_ = {code, "rank 0, which keeps the rendezvous at " + where_ + ", " + why,
+    lost_ = {code, "rank 0, which hosts the rendezvous at " + where_ + ", " + why,
              "restart the group"};
   }
 

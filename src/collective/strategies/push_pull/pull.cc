@@ -101,7 +101,7 @@ void Pull::encode(Told& told) {
                         (sent_[i].empty() || pipeline::scan(*piece.down, change, n).all_finite);
     if (finite) continue;
     told.note({Errc::non_finite, state.rank(), input_.bucket, u.parameter,
-               "the optimizer's step is not finite"});
+               "the optimizer's update is not finite"});
   }
 }
 
@@ -152,7 +152,7 @@ Result<void> Pull::parse(uint32_t owner, Bytes bytes) {
     return to_error(view->failure);
   }
   if (view->overflow || view->incomplete) {
-    return Error{Errc::bound_exceeded, "an owner's changes need more than their bound",
+    return Error{Errc::bound_exceeded, "an owner's update exceeds its bound",
                  "all ranks must run the same version of laconic"};
   }
   SlotCursor cursor = view->slots();

@@ -142,7 +142,7 @@ Result<Next> PushPull::next(std::span<Step> batch) {
 
 Next PushPull::park() {
   if (!up_.receive(told_) && !told_) {
-    const Error beyond{Errc::bound_exceeded, "a rank sends more than its bound", {}};
+    const Error beyond{Errc::bound_exceeded, "a rank sent more than its bound", {}};
     told_.note(state_->rank(), input_.bucket, beyond);
   }
   non_finite_ = !told_ && up_.received().non_finite;

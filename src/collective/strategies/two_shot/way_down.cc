@@ -148,7 +148,7 @@ Result<void> WayDown::parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard
   heard.non_finite = heard.non_finite || view->non_finite;
   if (view->incomplete) {
     if (plan_->exact)
-      return Error{Errc::bound_exceeded, "an owner lacks a contribution that it was granted",
+      return Error{Errc::bound_exceeded, "an owner did not receive a whole contribution",
                    "all ranks must run the same version of laconic"};
     up.regrant(owner, view->seen());
     heard.up_again = true;

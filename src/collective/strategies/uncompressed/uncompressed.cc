@@ -45,7 +45,7 @@ void Uncompressed::begin(const Input& input) {
   trouble_.reset();
   std::fill(drained_.begin(), drained_.end(), uint32_t{0});
   if (input_.failure == nullptr && keeps_gradient() && !copy_gradient())
-    trouble_ = Error{Errc::out_of_memory, "no memory", {}};  // short: needs none itself
+    trouble_ = Error{Errc::out_of_memory, "out of memory", {}};  // short: needs none itself
   if (trouble_) keep_gradients(*state_, *layout_, input_.gradient, DType::f32);
   if (input_.failure != nullptr || trouble_) return poison();
   if (releases()) add_residuals();

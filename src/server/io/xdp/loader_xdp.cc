@@ -100,7 +100,7 @@ class Loaded final : public Xdp {
         std::clamp(settings.memory / sizeof(laconic_kernel_slot), kLeastSlots, kMostSlots));
     libbpf_set_print(say_nothing);
     object_ = bpf_object__open_mem(laconic_bpf_object, laconic_bpf_object_size, nullptr);
-    if (object_ == nullptr) return Error{Errc::internal, "libbpf refuses the embedded program", {}};
+    if (object_ == nullptr) return Error{Errc::internal, "libbpf rejects the embedded program", {}};
     bpf_map* slots = bpf_object__find_map_by_name(object_, "laconic_slots");
     bpf_map__set_max_entries(slots, slot_count_);
     std::string log(kLogBytes, '\0');
@@ -109,13 +109,13 @@ class Loaded final : public Xdp {
       bpf_program__set_log_buf(program, log.data(), log.size());
     }
     if (const int status = bpf_object__load(object_); status != 0) {
-      std::string why = "the kernel does not take the program: ";
+      std::string why = "the kernel rejects the XDP program: ";
       why += error_text(status);
       why += reason_in(log);
       if (log[0] != '\0') why += '\n';
       why += end_of(log);
       return Error{Errc::unsupported, std::move(why),
-                   status == -EPERM ? "it takes root in the first user namespace" : ""};
+                   status == -EPERM ? "this needs root in the initial user namespace" : ""};
     }
     const auto fd_of = [&](const char* name) {
       return bpf_map__fd(bpf_object__find_map_by_name(object_, name));
@@ -126,7 +126,7 @@ class Loaded final : public Xdp {
     address_ = bpf_program__fd(bpf_object__find_program_by_name(object_, "laconic_address"));
     if (!jobs_.map(fd_of("laconic_jobs"), LACONIC_KERNEL_JOBS * sizeof(laconic_kernel_job)) ||
         !slots_.map(fd_of("laconic_slots"), slot_count_ * sizeof(laconic_kernel_slot))) {
-      return Error{Errc::out_of_memory, "the program's slots cannot be mapped", {}};
+      return Error{Errc::out_of_memory, "cannot map the program's slots", {}};
     }
     return {};
   }
@@ -134,7 +134,7 @@ class Loaded final : public Xdp {
   Result<void> attach(const std::string& interface) {
     const unsigned ifindex = if_nametoindex(interface.c_str());
     if (ifindex == 0) {
-      return Error{Errc::invalid_argument, "there is no interface '" + interface + "'", {}};
+      return Error{Errc::invalid_argument, "unknown interface '" + interface + "'", {}};
     }
     if (auto added = add_port(ifindex); !added) return added;
     bpf_link_create_opts options{};
@@ -142,10 +142,10 @@ class Loaded final : public Xdp {
     options.flags = XDP_FLAGS_DRV_MODE;
     const int link = bpf_link_create(program_, static_cast<int>(ifindex), BPF_XDP, &options);
     if (link < 0) {
-      return Error{Errc::unsupported,
-                   "the program cannot be attached to " + interface + ": " + error_text(link),
-                   "native XDP: the driver has to know it, frames have to fit a page (MTU 3,400), "
-                   "and veth needs as many receive queues as its peer transmit queues"};
+      return Error{
+          Errc::unsupported, "cannot attach the program to " + interface + ": " + error_text(link),
+          "native XDP needs a driver that supports it, frames that fit a page (MTU 3,400), "
+          "and on veth at least the number of receive queues that its peer has for sending"};
     }
     links_.emplace_back(link);
     return {};
@@ -156,7 +156,7 @@ class Loaded final : public Xdp {
     port.ifindex = ifindex;
     port.bpf_prog.fd = address_;
     if (const int status = bpf_map_update_elem(ports_, &ifindex, &port, BPF_ANY); status != 0) {
-      return Error{Errc::unsupported, "the kernel takes no such port: " + error_text(status), {}};
+      return Error{Errc::unsupported, "the kernel rejects the port: " + error_text(status), {}};
     }
     return {};
   }

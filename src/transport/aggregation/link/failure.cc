@@ -62,30 +62,30 @@ Words words_of_refusal(const Failure& f) {
     case Reason::world:
     case Reason::quorum:
       return {text + ": expected " + expected + ", found " + found,
-              "start all of them in the same way"};
+              "start the server and every worker with matching versions and settings"};
     case Reason::token:
-      return {text, "every worker needs the file that the server was started with"};
+      return {text, "give every worker the server's token file"};
     case Reason::auth:
       return {text, "give the workers auth=full, or start the server with --auth header"};
     case Reason::lane_overflow:
       return {text + ": at most " + expected + " workers, found " + found,
-              "use lanes of 16 bits, or fewer bits"};
+              "use wider elements (lane=16), or fewer bits"};
     case Reason::memory:
       return {text + ": " + found + " bytes are needed, " + expected + " are left",
-              "start it with a larger --memory"};
+              "start the server with a larger --memory"};
     case Reason::jobs:
       return {text, "wait for another job to end"};
     case Reason::spec:
     case Reason::settings:
     case Reason::malformed:
-      return {text, "start all of them in the same way"};
+      return {text, "start the server and every worker with matching versions and settings"};
     default:
       return {"rank " + found + ": " + text};
   }
 }
 
 Words words_of(const Failure& f) {
-  const std::string granule = "granule " + std::to_string(f.granule);
+  const std::string block = "block " + std::to_string(f.granule);
   const std::string expected = std::to_string(f.expected);
   constexpr std::string_view kSequence = "the ranks do not run the same sequence of exchanges";
   switch (f.cause) {
@@ -95,17 +95,17 @@ Words words_of(const Failure& f) {
       return words_of_refusal(f);
     case Cause::reported:
       if (std::popcount(f.lost) > 1)
-        return {names_of(workers_of(f.lost)) + ": the workers are silent or gone"};
+        return {names_of(workers_of(f.lost)) + ": the workers do not respond"};
       return {names_of({static_cast<uint32_t>(f.blamed)}) + ": " +
               std::string(wire::reason_text(f.reason))};
     case Cause::silent:
       return {"no answer within " + expected + " ms", kIsItThere};
     case Cause::stuck:
-      return {"no result within " + expected + " ms", "another rank did not get there"};
+      return {"no result within " + expected + " ms", "another rank did not reach this exchange"};
     case Cause::settings:
-      return {granule + " is a sum of other settings than this rank's", kSequence};
+      return {block + " was summed with settings that differ from this rank's", kSequence};
     case Cause::length:
-      return {granule + " has " + std::to_string(f.found) + " bytes, expected at most " + expected,
+      return {block + " has " + std::to_string(f.found) + " bytes, expected at most " + expected,
               kSequence};
   }
   return {};

@@ -15,7 +15,7 @@ namespace laconic::transport::aggregation {
 
 /// A hint, where a server does not answer.
 inline constexpr std::string_view kIsItThere =
-    "is `laconic serve` running there, and does the network let UDP pass both ways?";
+    "is `laconic serve` running there, and does the network pass UDP in both directions?";
 
 struct Failure {
   enum class Cause : uint8_t {
