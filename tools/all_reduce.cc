@@ -175,7 +175,7 @@ Result<void> Bench::gather(std::span<const uint8_t> own) {
 Result<void> Bench::agree() {
   std::string card = card_of(options_);
   if (card.size() > kCard)
-    return Error{Errc::invalid_argument, "there are too many specs for one run", "ask for fewer"};
+    return Error{Errc::invalid_argument, "there are too many specs for one run", "use fewer specs"};
   card.resize(kCard, '\n');
   if (auto done = gather({reinterpret_cast<const uint8_t*>(card.data()), kCard}); !done)
     return done;
@@ -207,7 +207,7 @@ Result<void> Bench::taken(const Take& take) {
   return Error{
       Errc::out_of_memory,
       fmt::format("rank {} has not enough memory for {} elements", at - all_.begin(), elements_),
-      "a smaller --max"};
+      "use a smaller --max"};
 }
 
 Result<void> Bench::allocate(uint64_t elements) {

@@ -258,13 +258,13 @@ Run add_bench(Program& program) {
       program.add_command("bench", "speed, ratio and error of codecs on this machine");
   const auto options = std::make_shared<Options>();
   command.add_option("--spec", options->specs,
-                     "what to measure, several times if you like; all codecs without it");
+                     "spec to measure; may be repeated (default: all codecs)");
   command
       .add_option("--size", options->sizes,
-                  "bytes of float32 with k, M, G, Ki, Mi, Gi; several times if you like")
+                  "bytes of float32 with k, M, G, Ki, Mi, Gi; may be repeated")
       .capture_default_str();
   command.add_option("--isa", options->isas,
-                     "instruction sets, or all; the best one here without it");
+                     "instruction sets, or all (default: the best one here)");
   command.add_option("--threads", options->threads, "threads of the codec")
       .range(1U, 1024U)
       .capture_default_str();
@@ -274,7 +274,7 @@ Run add_bench(Program& program) {
   const Option data = command.add_option("--data", options->data, "kind of gradient")
                           .one_of({"laplace", "gaussian", "layered"})
                           .capture_default_str();
-  command.add_option("--input", options->input, "a gradient of yours: raw float32, or .npy")
+  command.add_option("--input", options->input, "your own gradient: raw float32, or .npy")
       .excludes(data);
   command.add_option("--peers", options->peers, "payloads that one call decodes")
       .range(1U, 1024U)

@@ -57,7 +57,7 @@ Result<void> check_engine(const Command& command, const EngineBench& options) {
     const bool given = command.count(name) != 0;
     if (given && options.engine != engine) {
       return wrong(fmt::format("{} is for --engine {}", name, engine),
-                   options.engine == "mpi" ? "its launcher says how many ranks there are: mpirun -n"
+                   options.engine == "mpi" ? "its launcher sets the number of ranks: mpirun -n"
                                            : "leave it out");
     }
     if (!given && needed && options.engine == engine) {
@@ -280,7 +280,7 @@ Option add_engine_options(const Command& command, EngineBench& options) {
   const Option engine =
       command
           .add_option("--engine", options.engine,
-                      "measure averaging over it, beside its own all-reduce: mpi (started by "
+                      "measure averaging over it, next to its own all-reduce: mpi (started by "
                       "mpirun), gloo (--rank --world --rendezvous), loopback (threads)")
           .one_of({"mpi", "gloo", "loopback"});
   const auto add = [&](const char* name, auto& value, const char* help) {
@@ -297,11 +297,11 @@ Option add_engine_options(const Command& command, EngineBench& options) {
       .range(0U, 1000000U);
   add("--plan", options.plan, "strategy, as SessionOptions::plan");
   add("--rules", options.rules, "TOML file with [[rule]] tables; parameters are p0, p1 and so on");
-  add("--control", options.control, "law that moves settings, as SessionOptions::control");
+  add("--control", options.control, "control policy, as SessionOptions::control");
   add("--window", options.window, "exchanges in flight at a time").range(1U, 8U);
   add("--part", options.part, "bytes of float32 in one exchange, 0: all in one");
-  add("--seed", options.seed, "of gradients and codecs");
-  add("--timeout", options.timeout, "seconds that ranks wait for each other").range(0.001, 1e7);
+  add("--seed", options.seed, "seed for gradients and codecs");
+  add("--timeout", options.timeout, "timeout in seconds").range(0.001, 1e7);
   add("--ranks", options.ranks, "loopback: threads").range(1U, 256U);
   add("--rank", options.rank, "gloo: this process, from 0").capture_default_str();
   add("--world", options.world, "gloo: processes").range(1U, 65536U);

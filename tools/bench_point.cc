@@ -63,7 +63,7 @@ Result<Point> measure(const Spec& spec, std::span<const float> values,
   auto rank = std::make_unique<Rank>(spec, values.size(), options);
   if (!rank->reserve())
     return Error{Errc::out_of_memory, "not enough memory for " + spec.canonical(),
-                 "try a smaller --size"};
+                 "use a smaller --size"};
   if (options.peers > 1 && rank->lanes()) {
     return Error{Errc::unsupported,
                  spec.canonical() + " is summed by the engine: peers are never decoded one by one",

@@ -35,7 +35,7 @@ struct Options {
 };
 
 constexpr const char* kAboutPyTorch =
-    "python -m laconic.doctor looks at PyTorch, Gloo and the network, and tries an exchange";
+    "python -m laconic.doctor checks PyTorch, Gloo and the network, and runs an exchange";
 
 // ---- findings ----
 
@@ -77,10 +77,11 @@ int try_namespaces(int flags) {
 
 Json namespace_findings() {
   if (try_namespaces(CLONE_NEWNET) == 0)
-    return {{"able", true}, {"why", "this user may make network namespaces"}};
+    return {{"able", true}, {"why", "this user may create network namespaces"}};
   const int refused = try_namespaces(CLONE_NEWUSER | CLONE_NEWNET);
   if (refused == 0) return {{"able", true}, {"why", "inside a user namespace"}};
-  return {{"able", false}, {"why", fmt::format("the kernel refuses: {}", std::strerror(refused))}};
+  return {{"able", false},
+          {"why", fmt::format("the kernel rejects it: {}", std::strerror(refused))}};
 }
 
 // ---- self-test ----

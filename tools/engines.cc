@@ -93,23 +93,23 @@ struct Plugin {
 
 Result<Plugin> mpi_plugin() {
   if (const char* named = variable("LACONIC_MPI_LIB"))
-    return Plugin{named, "LACONIC_MPI_LIB names a plug-in, liblaconic_mpi_*.so"};
+    return Plugin{named, "LACONIC_MPI_LIB sets the path of a plug-in, liblaconic_mpi_*.so"};
   const auto launched = launch();
   if (!launched) {
     return Error{Errc::engine_failed,
-                 "mpi: no launcher has started this process (neither OMPI_COMM_WORLD_SIZE nor "
+                 "mpi: no launcher started this process (neither OMPI_COMM_WORLD_SIZE nor "
                  "PMI_SIZE is set)",
                  "mpirun -n 4 laconic bench --engine mpi; under another launcher set "
                  "LACONIC_MPI_LIB to the plug-in"};
   }
   return Plugin{path_of(launched->plugin),
-                launched->library + " has started this process: apt install " + launched->packages +
+                launched->library + " started this process: apt install " + launched->packages +
                     " and build laconic again, or set LACONIC_MPI_LIB to the plug-in"};
 }
 
 Plugin gloo_plugin() {
   if (const char* named = variable("LACONIC_GLOO_LIB"))
-    return {named, "LACONIC_GLOO_LIB names a plug-in, liblaconic_gloo.so"};
+    return {named, "LACONIC_GLOO_LIB sets the path of a plug-in, liblaconic_gloo.so"};
   return {path_of("liblaconic_gloo.so"),
           "apt install libgloo-dev and build laconic again, or set LACONIC_GLOO_LIB to the "
           "plug-in"};

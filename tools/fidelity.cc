@@ -68,7 +68,7 @@ Result<void> check(const FileTensor& gradient) {
   if (wrong != values.end()) {
     return Error{Errc::non_finite,
                  fmt::format("element {} of the gradient is {}", wrong - values.begin(), *wrong),
-                 "give a step's gradient that the optimizer would take"};
+                 "use the gradient of a step that the optimizer would apply"};
   }
   if (std::all_of(values.begin(), values.end(), [](float x) { return x == 0; })) {
     return Error{Errc::invalid_argument,

@@ -229,7 +229,7 @@ Result<Json> tensor_json(std::span<const float> x, std::vector<Coder>& coders,
   }
   if (v.values.size() < kFewest) {
     json["why"] =
-        fmt::format("too few values: {} are not zero, laws need {}", v.values.size(), kFewest);
+        fmt::format("too few values: {} are not zero, the fits need {}", v.values.size(), kFewest);
     return json;
   }
   auto laws = laws_json(x, v);
@@ -255,7 +255,8 @@ Result<std::vector<Spec>> parse_specs(const std::vector<std::string>& texts) {
     auto spec = Spec::parse(text);
     if (!spec) return std::move(spec).error();
     if (spec->codec().info.name != Sidco::info.name) {
-      return Error{Errc::invalid_argument, fmt::format("{} fits no law", spec->canonical()),
+      return Error{Errc::invalid_argument,
+                   fmt::format("{} matches no distribution", spec->canonical()),
                    "name settings of sidco, for example --spec sidco:law=gp,stages=2"};
     }
     specs.push_back(std::move(*spec));
@@ -276,7 +277,8 @@ Result<Json> file_json(const std::string& path, const Options& options,
                  "--values is the number of values of each tensor"};
   }
   if (n > Sidco::contract({}).max_count) {
-    return Error{Errc::shape_unsupported, fmt::format("{}: sidco takes no {} values", path, n), {}};
+    return Error{
+        Errc::shape_unsupported, fmt::format("{}: sidco does not accept {} values", path, n), {}};
   }
   std::vector<Coder> coders;
   for (const Spec& spec : specs) {
@@ -356,7 +358,8 @@ int laws(const Options& options) {
 
 Run add_laws(Program& program) {
   const Command command = program.add_command(
-      "laws", "whether gradients follow the laws that sidco fits, and what its fits select");
+      "laws",
+      "whether gradients follow the distributions that sidco fits, and what its fits select");
   const auto options = std::make_shared<Options>();
   options->specs = {"sidco"};
   command.add_option("files", options->files, "raw float32, little-endian; a tensor each")
@@ -364,18 +367,17 @@ Run add_laws(Program& program) {
   command.add_option("--spec", options->specs, "settings of sidco; may be repeated")
       .allow_extra_args(false)  // the files follow
       .capture_default_str();
-  command.add_option(
-      "--values", options->values,
-      "a file holds tensors of so many values: one layer's gradients in their order");
+  command.add_option("--values", options->values,
+                     "number of values of each tensor in a file: one layer's gradients in order");
   command
       .add_option("--calls", options->calls,
-                  "calls with each tensor, the first of which is reported: what the adaptive "
+                  "calls with each tensor; the first is reported: what the adaptive "
                   "number of stages learns from")
       .range(1, 1000000)
       .capture_default_str();
   command
       .add_option("--times", options->times,
-                  "time so many encodings of each tensor, and as many copies of it: the medians "
+                  "time this number of encodings and of copies of each tensor: the medians "
                   "are in --json")
       .range(0, 1000000)
       .capture_default_str();

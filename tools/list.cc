@@ -146,11 +146,12 @@ int list(const Options& options) {
 
 Run add_list(Program& program) {
   const Command command =
-      program.add_command("list", "codecs, what they promise and their keys; or controls");
+      program.add_command("list", "codecs with their guarantees and keys; or controls");
   const auto options = std::make_shared<Options>();
   const Option codec =
       command.add_option("codec", options->codec, "only this one, with the meaning of its keys");
-  command.add_flag("--controls", options->controls, "controls instead, and the settings they move")
+  command
+      .add_flag("--controls", options->controls, "controls instead, and the settings they change")
       .excludes(codec);
   const Option json = command.add_flag("--json", options->json, "machine-readable");
   command

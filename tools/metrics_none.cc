@@ -11,7 +11,7 @@ std::string_view why_no_metrics() noexcept {
 
 Result<std::unique_ptr<Metrics>> open_metrics(const std::string&) {
   return Error{Errc::unsupported, "--metrics: " + std::string(why_no_metrics()),
-               "build the command where it is installed, or leave --metrics out"};
+               "build the command where it is installed, or remove --metrics"};
 }
 
 }  // namespace laconic::tools

@@ -58,11 +58,11 @@ void add_jobs(const Figures& figures, std::vector<MetricFamily>& all) {
   static constexpr Count kCounts[] = {
       {"job_datagrams_total", "datagrams of the job that were accepted",
        &server::JobStats::datagrams},
-      {"job_duplicates_total", "contributions that were in their sum already",
+      {"job_duplicates_total", "contributions that were already in their sum",
        &server::JobStats::duplicates},
       {"job_late_total", "contributions to a sum that was closed without them",
        &server::JobStats::late},
-      {"job_resent_results_total", "results that a worker asked for again",
+      {"job_resent_results_total", "results that a worker requested again",
        &server::JobStats::stored},
       {"job_beyond_ring_total", "contributions too far ahead of the slowest worker",
        &server::JobStats::beyond},
@@ -71,7 +71,7 @@ void add_jobs(const Figures& figures, std::vector<MetricFamily>& all) {
        &server::JobStats::partial},
       {"job_multicast_sums_total", "sums that were sent once, by multicast",
        &server::JobStats::together},
-      {"job_fetched_sums_total", "sums that workers brought back behind a restart",
+      {"job_fetched_sums_total", "sums that workers restored after a restart",
        &server::JobStats::fetched},
   };
   for (const Count& count : kCounts) {
@@ -82,8 +82,8 @@ void add_jobs(const Figures& figures, std::vector<MetricFamily>& all) {
     all.push_back(family.take());
   }
   Family rejected = counter("job_rejected_total", "datagrams of the job that were dropped");
-  Family open = gauge("job_open_slots", "sums that contributions are missing from");
-  Family kept = gauge("job_kept_slots", "closed sums that not all workers have");
+  Family open = gauge("job_open_slots", "sums with missing contributions");
+  Family kept = gauge("job_kept_slots", "closed sums that some workers have not received");
   Family state = gauge("job_state", "1 for the state that the job is in");
   for (const JobFigures& job : figures.jobs) {
     for (std::size_t fault = 1; fault < kFaults; ++fault) {
@@ -118,13 +118,14 @@ void add_server(const Figures& figures, std::vector<MetricFamily>& all) {
     all.push_back(family.take());
   };
   const server::ServerStats& s = figures.server;
-  single(counter("server_datagrams_total", "datagrams that came"), s.datagrams);
-  single(counter("server_strangers_total", "datagrams of no job"), s.strangers);
-  single(counter("server_unanswered_total", "strangers above the rate of answers"), s.unanswered);
-  single(counter("server_refusals_total", "registrations that were refused"), s.refusals);
+  single(counter("server_datagrams_total", "datagrams received"), s.datagrams);
+  single(counter("server_strangers_total", "datagrams of unknown jobs"), s.strangers);
+  single(counter("server_unanswered_total", "unknown senders above the reply rate limit"),
+         s.unanswered);
+  single(counter("server_refusals_total", "registrations refused"), s.refusals);
   single(gauge("server_jobs", "jobs"), figures.jobs.size());
   single(gauge("server_memory_bytes", "memory of all jobs"), figures.memory);
-  Family rejected = counter("server_rejected_total", "datagrams that were dropped");
+  Family rejected = counter("server_rejected_total", "datagrams dropped");
   for (std::size_t fault = 1; fault < kFaults; ++fault) {
     rejected.add({{"reason", fault_name(fault)}}, s.rejected[fault]);
   }
@@ -191,7 +192,7 @@ Result<std::unique_ptr<Metrics>> open_metrics(const std::string& address) {
   } catch (const std::exception& error) {
     return Error{Errc::invalid_argument,
                  fmt::format("--metrics {}: cannot listen there ({})", address, error.what()),
-                 "an address of this machine and a port that nobody has"};
+                 "use an address of this machine and a free port"};
   }
 }
 

@@ -106,11 +106,11 @@ int replay(const Options& options) {
 
 Run add_replay(Program& program) {
   const Command command =
-      program.add_command("replay", "the decisions of a recorded run, computed from its reports");
+      program.add_command("replay", "recomputes the decisions of a recorded run from its reports");
   const auto options = std::make_shared<Options>();
-  command.add_option("record", options->file, "what record= wrote").required();
+  command.add_option("record", options->file, "the file that record= wrote").required();
   command.add_option("--control", options->control,
-                     "what this control would have decided, from the same reports");
+                     "show what this control would have decided on the same reports");
   command.add_flag("--json", options->json, "machine-readable");
   return [options] { return replay(*options); };
 }

@@ -191,7 +191,7 @@ int rules(const Options& options) {
 
 Run add_rules(Program& program) {
   const Command command = program.add_command(
-      "rules", "what a file of rules holds, and which parameters each of them takes");
+      "rules", "shows the rules in a file, and the parameters that each of them matches");
   const auto options = std::make_shared<Options>();
   command.add_option("file", options->file, "TOML with [[rule]] tables").required();
   command.add_option("--parameters", options->parameters,

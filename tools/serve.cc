@@ -124,18 +124,18 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
   if (!io) return io.error();
   settings.io = *io;
   if ((options.io == "xdp") == options.interfaces.empty()) {
-    return Error{Errc::invalid_argument, "--io xdp and --interfaces come together",
-                 "laconic serve --io xdp --interfaces PORT,PORT: the ports of a switch that its "
-                 "workers are behind"};
+    return Error{Errc::invalid_argument, "--io xdp and --interfaces must be given together",
+                 "laconic serve --io xdp --interfaces PORT,PORT: the switch ports that the "
+                 "workers are connected to"};
   }
   if (options.io == "xdp" && settings.server.full_tags) {
-    return Error{Errc::invalid_argument, "--io xdp cannot hash payloads: --auth full is not for it",
-                 "leave one of them out"};
+    return Error{Errc::invalid_argument,
+                 "--io xdp cannot hash payloads and does not support --auth full",
+                 "remove one of them"};
   }
   if (options.io == "xdp" && !options.multicast.empty()) {
-    return Error{
-        Errc::invalid_argument, "--io xdp has no use for --multicast",
-        "the program in the kernel sends a sum to every port itself; leave one of them out"};
+    return Error{Errc::invalid_argument, "--io xdp does not support --multicast",
+                 "the XDP program sends each sum to every port itself; remove one of them"};
   }
   settings.interfaces = options.interfaces;
   settings.multicast = options.multicast;
@@ -160,7 +160,7 @@ void warn(const std::string& text) { fmt::print(stderr, "laconic: warning: {}\n"
 void warn_of_open_token(const std::string& path) {
   struct stat info {};
   if (path.empty() || ::stat(path.c_str(), &info) != 0 || (info.st_mode & S_IROTH) == 0) return;
-  warn(fmt::format("token {0}: everybody on this machine may read it; chmod o-r {0}", path));
+  warn(fmt::format("token {0}: every user of this machine can read it; chmod o-r {0}", path));
 }
 
 std::string first_line(const Error& error) {
@@ -180,7 +180,7 @@ int check(const Options& options) {
                    {{"io", "mmsg"}, {"works", true}, {"why", "recvmmsg and sendmmsg"}},
                    {{"io", "xdp"},
                     {"works", xdp.ok()},
-                    {"why", xdp ? "the kernel takes the program, for jobs that need all workers"
+                    {"why", xdp ? "the kernel accepts the program, for jobs that need all workers"
                                 : first_line(xdp.error())}}});
   const std::string_view no_metrics = why_no_metrics();
   if (options.json) {
@@ -217,7 +217,7 @@ void print_start(const Options& options, const server::UdpServer& server, agg::I
   fmt::print("serving at {} by {}{}\n", server.address(), name,
              options.token.empty() ? ", without a token: loopback only" : "");
   if (!options.multicast.empty())
-    fmt::print("sums by multicast to {}, for jobs that ask for it\n", options.multicast);
+    fmt::print("sums by multicast to {}, for jobs that request it\n", options.multicast);
   if (metrics != nullptr) fmt::print("metrics at http://{}/metrics\n", metrics->address());
   std::fflush(stdout);
 }
@@ -282,30 +282,32 @@ Run add_serve(Program& program) {
   const Command command = program.add_command("serve", "an aggregation server, until SIGTERM");
   const auto options = std::make_shared<Options>();
   command.add_option("--bind", options->bind, "ADDR:PORT; port 0: any");
-  command.add_option("--token", options->token, "file of 32 bytes that every worker has, too");
-  command.add_option("--new-token", options->new_token, "write such a file and end");
+  command.add_option("--token", options->token, "file of 32 bytes, the same on every worker");
+  command.add_option("--new-token", options->new_token, "write such a file and exit");
   command.add_option("--io", options->io, "auto, gso, mmsg or xdp").capture_default_str();
   command
       .add_option("--interfaces", options->interfaces,
-                  "with --io xdp: the ports that workers are behind; a program in the kernel adds "
+                  "with --io xdp: the ports that workers are connected to; an XDP program adds "
                   "there (root, Linux 5.15)")
       .delimiter(',');
-  command.add_option("--multicast", options->multicast,
-                     "GROUP or GROUP:PORT, e.g. 239.7.4.2: sums go once for all workers of a job "
-                     "that asks for it");
+  command.add_option(
+      "--multicast", options->multicast,
+      "GROUP or GROUP:PORT, e.g. 239.7.4.2: each sum is sent once to all workers of a job "
+      "that requests it");
   command
       .add_option("--auth", options->auth,
                   "header, or full: jobs whose tags do not cover payloads are refused")
       .capture_default_str()
       .one_of({"header", "full"});
-  command.add_option("--memory", options->memory, "of all jobs").capture_default_str();
-  command.add_option("--jobs", options->jobs, "at most so many")
+  command.add_option("--memory", options->memory, "memory of all jobs").capture_default_str();
+  command.add_option("--jobs", options->jobs, "maximum number of jobs")
       .capture_default_str()
       .range(1, 4096);
   command.add_option("--metrics", options->metrics,
-                     "ADDR:PORT of figures for Prometheus; anybody there can read");
-  command.add_flag("--check", options->check, "which back ends work here, and why not");
-  command.add_flag("--json", options->json, "machine-readable, a line each");
+                     "ADDR:PORT of metrics for Prometheus; everyone who can connect can read them");
+  command.add_flag("--check", options->check,
+                   "show which back ends work here, and why others do not");
+  command.add_flag("--json", options->json, "print one JSON object per line");
   return [options] { return serve(*options); };
 }
 

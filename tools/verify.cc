@@ -45,7 +45,7 @@ Result<ErrorMetrics> compare_with(const std::string& path, std::span<const float
     return Error{
         Errc::invalid_argument,
         fmt::format("{} holds {} values, the frame {}", path, original->size(), decoded.size()),
-        "give the tensor that was encoded, as raw float32"};
+        "pass the tensor that was encoded, as raw float32"};
   }
   return compare(*original, decoded);
 }

@@ -48,7 +48,7 @@ class Check:
         self.name, self.ok, self.text, self.mend = name, ok, text, mend
 
     def line(self) -> str:
-        mend = f"; mend it with: {self.mend}" if self.mend else ""
+        mend = f"; fix it with: {self.mend}" if self.mend else ""
         return f"{self.name:<12} {'NO: ' if self.ok is False else ''}{self.text}{mend}"
 
 
@@ -96,8 +96,8 @@ def _torch() -> tuple[Check, Check]:
 def _numpy() -> Check:
     numpy = _imported("numpy")
     if numpy is None:
-        return Check("numpy", None, "not installed, and not needed: decode() gives array.array then. torch warns of it when "
-                     "it is imported, and its all_gather_object() needs it")
+        return Check("numpy", None, "not installed, and not needed: decode() then returns array.array. torch prints a warning "
+                     "when it is imported, and its all_gather_object() needs it")
     return Check("numpy", None, f"cannot be imported: {numpy}" if isinstance(numpy, str) else numpy.__version__)
 
 
@@ -106,7 +106,7 @@ def _nccl_here() -> Check:
     found = _nccl.find()
     if not found.version:
         mend = "unset LACONIC_NCCL_LIB" if os.environ.get("LACONIC_NCCL_LIB") else ""
-        return Check("nccl", None, f"not here: {found.why_not}", mend)
+        return Check("nccl", None, f"not found: {found.why_not}", mend)
     here = f"{found.version}, {found.library} ({found.chosen})"
     return Check("nccl", None, f"{here}; cannot run: {found.why_not}" if found.why_not else f"{here}; GPUs: {found.gpus}")
 
@@ -120,7 +120,7 @@ def _variables() -> Check:
         told.append(f"{name} is not a variable of laconic" + (f": did you mean {near}?" if near else ""))
     told += environment.misread()
     if environment.disabled():
-        told.append(f"LACONIC_DISABLE={here['LACONIC_DISABLE']} switches laconic off: training is plain DDP")
+        told.append(f"LACONIC_DISABLE={here['LACONIC_DISABLE']} disables laconic: training is plain DDP")
     mend = "unset " + " ".join(sorted(unknown)) if unknown else ""
     return Check("variables", None, "; ".join(told) if told else "no LACONIC_* variable is set", mend)
 
@@ -183,9 +183,9 @@ def _answer(folder: Path, statuses: list[int | None], patience: float) -> dict:
     for rank, status in enumerate(statuses):
         if status:
             said = (folder / f"{rank}.err").read_text(encoding="utf-8", errors="replace")
-            how = f"was ended by signal {-status}" if status < 0 else "failed"
+            how = f"was killed by signal {-status}" if status < 0 else "failed"
             return {"error": f"process {rank} {how}: {_reason(said)}", "said": said[-_MOST_SAID:]}
-    return {"error": f"nothing for {patience:.0f} s"}
+    return {"error": f"no answer for {patience:.0f} s"}
 
 
 def _reason(said: str) -> str:
@@ -193,7 +193,7 @@ def _reason(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b|Fatal|Segmentation|terminate called", line)]
     specific = [line for line in named if line != "Fatal Python error: Aborted"]  # something before it says why
-    return (specific or named or lines or ["it said nothing"])[-1]
+    return (specific or named or lines or ["it printed nothing"])[-1]
 
 
 def _rank(rank: int, folder: Path, patience: float) -> None:
@@ -272,14 +272,14 @@ def _interface(found: dict) -> Check:
     names = [name for _, name in socket.if_nameindex()]
     unknown = [name for name in given.split(",") if name and name not in names]
     if unknown:
-        return Check("interface", False, f"GLOO_SOCKET_IFNAME names {', '.join(unknown)}, and there are {', '.join(names)}",
+        return Check("interface", False, f"GLOO_SOCKET_IFNAME names {', '.join(unknown)}; available: {', '.join(names)}",
                      "unset GLOO_SOCKET_IFNAME")
     chosen = "GLOO_SOCKET_IFNAME" if given else "Gloo's choice; GLOO_SOCKET_IFNAME chooses another"
     address = found.get("address", "")
     if not address:
         return Check("interface", None, f"{given} ({chosen})" if given else "Gloo's choice: GLOO_SOCKET_IFNAME is not set")
     name = _name_of(address)
-    note = ", which reaches this machine only" if address.startswith("127.") or address == "::1" else ""
+    note = ", reachable from this machine only" if address.startswith("127.") or address == "::1" else ""
     return Check("interface", None, f"{name} " * bool(name) + f"{address}{note} ({chosen})")
 
 

@@ -33,32 +33,32 @@ def _threads(text: str):
 def _parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m laconic.run", description="Runs a script, and attaches laconic to its models.")
     parser.add_argument("--spec", default=None, help='codec and options, e.g. "3lc:s=1.5" (else LACONIC_SPEC)')
-    parser.add_argument("--seed", type=int, default=0, help="of all random streams")
+    parser.add_argument("--seed", type=int, default=0, help="seed for all random streams")
     parser.add_argument("--strategy", default="auto", help="auto, native_sum, gather_all, two_shot or server_sum")
-    parser.add_argument("--down", metavar="SPEC", default=None, help="by which means come down (else as --spec)")
-    parser.add_argument("--small-elements", type=int, default=4096, help="parameters up to this size go uncompressed")
+    parser.add_argument("--down", metavar="SPEC", default=None, help="codec of the means that owners send (else as --spec)")
+    parser.add_argument("--small-elements", type=int, default=4096, help="parameters up to this size are sent uncompressed")
     parser.add_argument("--threads", type=_threads, default="auto", metavar="N",
-                        help="for encoding and decoding: auto (1; beside an accelerator the rank's part of the CPUs) or a number")
-    parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps go uncompressed")
+                        help="for encoding and decoding: auto (1; with an accelerator the rank's share of the CPUs) or a number")
+    parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps are sent uncompressed")
     parser.add_argument("--control", metavar="TEXT", default=None,
-                        help="a law that moves settings while training runs, as dc2 (else LACONIC_CONTROL)")
+                        help="control policy that changes settings during training, such as dc2 (else LACONIC_CONTROL)")
     parser.add_argument("--record", metavar="FILE", default=None,
-                        help="rank 0 records what ranks report and laws decide (else LACONIC_RECORD); see laconic replay")
+                        help="rank 0 records reports and decisions (else LACONIC_RECORD); see laconic replay")
     parser.add_argument("--rules", metavar="FILE", default=None, help="TOML: which parameters get another spec (else LACONIC_RULES)")
     parser.add_argument("--aggregator", metavar="HOST:PORT", default=None,
-                        help="aggregation servers, between commas (else LACONIC_AGGREGATOR); see laconic serve")
+                        help="aggregation servers, separated by commas (else LACONIC_AGGREGATOR); see laconic serve")
     parser.add_argument("--token", metavar="FILE", default=None, help="the servers' secret (else LACONIC_TOKEN_FILE)")
     parser.add_argument("--quorum", type=float, default=1.0, metavar="Q",
-                        help="of all ranks, how many are enough for a sum behind its deadline (1)")
-    parser.add_argument("--deadline-ms", type=float, default=20.0, metavar="MS", help="after which a quorum is enough (20)")
+                        help="share of the ranks that completes a sum after its deadline (1)")
+    parser.add_argument("--deadline-ms", type=float, default=20.0, metavar="MS", help="milliseconds after which a quorum is enough (20)")
     parser.add_argument("--auth", choices=("header", "full"), default="header", help="what the tags of datagrams cover (header)")
-    parser.add_argument("--multicast", action="store_true", help="sums once for all ranks, from servers with --multicast")
+    parser.add_argument("--multicast", action="store_true", help="receive each sum by multicast, from servers with --multicast")
     parser.add_argument("--state", metavar="DIR", default=None,
-                        help="keep every rank's residuals in DIR, and continue with those that fit the model's parameters")
+                        help="save every rank's residuals in DIR, and resume with those that match the model's parameters")
     parser.add_argument("--state-every", type=_whole(1), default=500, metavar="N",
-                        help="steps between two saved states: a divisor of the steps between the script's checkpoints (500)")
-    parser.add_argument("--state-keep", type=_whole(2), default=3, metavar="K", help="states to keep, at least 2 (3)")
-    parser.add_argument("--summary", action="store_true", help="print counters of rank 0 at the end")
+                        help="steps between saved states: a divisor of the steps between the script's checkpoints (500)")
+    parser.add_argument("--state-keep", type=_whole(2), default=3, metavar="K", help="number of states to keep, at least 2 (3)")
+    parser.add_argument("--summary", action="store_true", help="print rank 0's counters at the end")
     parser.add_argument("-m", dest="module", action="store_true", help="the script is a module name")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)

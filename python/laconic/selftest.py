@@ -63,19 +63,19 @@ def _round_trip(stage, count: int, dtype, busy: bool) -> str:
     ticket = stage.fetch(layout, [(0, source)])
     stage.ready(ticket)
     if not torch.equal(ticket.host, first):
-        return f"{count} elements of {dtype} arrived on the host with other values"
+        return f"{count} elements of {dtype} changed on their way to the host"
     ticket.host.copy_(second)
     future = torch.futures.Future(devices=stage.devices)
     stage.deliver(ticket, future)
     if not torch.equal(future.wait().clone().cpu(), second):
-        return f"{count} elements of {dtype} arrived on the device with other values"
+        return f"{count} elements of {dtype} changed on their way to the device"
     return ""
 
 
 def check_copies(stage, size: int) -> list[Check]:
     """Both ways, of little and much, with the device idle and busy."""
     checks = []
-    for name, busy in (("copies", False), ("copies behind computation", True)):
+    for name, busy in (("copies", False), ("copies after computation", True)):
         cases = [(count, dtype) for count in (1, 1000, size // 4) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
         wrong = next(filter(None, (_round_trip(stage, count, dtype, busy) for count, dtype in cases)), "")
         checks.append(Check(name, not wrong, wrong or f"{len(cases)} patterns of up to {size // 4} elements, both ways"))
@@ -207,10 +207,10 @@ def check_codecs(device: str, size: int) -> tuple[list[Check], dict]:
     checks, speeds = [], {}
     for spec in codecs():
         found = [None if rank is None else rank.get(spec) for rank in ranks]
-        wrong = next((f"process {r} {'ended before it' if f is None else f['error']}" for r, f in enumerate(found)
+        wrong = next((f"process {r} {'exited early' if f is None else f['error']}" for r, f in enumerate(found)
                       if f is None or "error" in f), "")
         if not wrong and any(f["wrong"] for f in found):
-            wrong = f"other means than on the CPU, first in step {min(step for f in found for step in f['wrong'])}"
+            wrong = f"means differ from those on the CPU, first in step {min(step for f in found for step in f['wrong'])}"
         checks.append(Check(f"exchange by {spec}", not wrong, wrong or f"{STEPS} steps: the means of the CPU, bit for bit"))
         if not wrong:
             speeds[spec] = {key: found[0][key] for key in ("ratio", "encode", "decode")}
@@ -297,9 +297,9 @@ def _print(report: dict) -> None:
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m laconic.selftest",
-        description="Does the exchange work with this machine's accelerator, and up to which link does it pay?")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, …; without it the accelerator, else the CPU")
-    parser.add_argument("--size", type=_bytes, default=64 << 20, help="bytes of float32 that rates are taken of (64Mi)")
+        description="Tests the exchange with this machine's accelerator, and computes up to which link rate it helps.")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, … (default: the accelerator, else the CPU)")
+    parser.add_argument("--size", type=_bytes, default=64 << 20, help="bytes of float32 to measure rates with (64Mi)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     try:

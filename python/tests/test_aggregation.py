@@ -328,11 +328,11 @@ def _attach(everybody, one=None, join=60.0):
 
 REFUSED = {
     "no codes": ({"spec": "3lc"}, None, ("3lc", "has none", "thc:bits=4")),
-    "another strategy": ({"strategy": "two_shot"}, None, ("an aggregator is named, and strategy 'two_shot'",)),
+    "another strategy": ({"strategy": "two_shot"}, None, ("aggregator= excludes strategy 'two_shot'",)),
     "quorum": ({"quorum": 1.5}, None, ("quorum is 1.5", "at most 1")),
     "no deadline": ({"deadline_ms": 0}, None, ("deadline_ms is 0", "above 0")),
-    "quorum alone": ({"aggregator": None, "quorum": 0.5}, None, ("quorum is given and no aggregator",)),
-    "token alone": ({"aggregator": None, "token": "job.token"}, None, ("token is given and no aggregator",)),
+    "quorum alone": ({"aggregator": None, "quorum": 0.5}, None, ("quorum is set, but no aggregator",)),
+    "token alone": ({"aggregator": None, "token": "job.token"}, None, ("token is set, but no aggregator",)),
     "nothing": ({"aggregator": ""}, None, ("aggregator is empty", "laconic serve")),
     "no port": ({"aggregator": "10.0.0.9"}, None, ("10.0.0.9", "HOST:PORT")),
     "no token file": ({}, (1, {"token": "/nowhere/job.token"}), ("rank 1", "/nowhere/job.token")),
@@ -341,7 +341,7 @@ REFUSED = {
     "other deadline": ({}, (1, {"deadline_ms": 5}), ("deadline_ms is 20.0 on rank 0 and 5.0 on rank 1",)),
     "auth": ({"auth": "none"}, None, ("auth is 'none'",)),
     "multicast": ({"multicast": "239.7.4.2"}, None, ("multicast is '239.7.4.2'",)),
-    "multicast alone": ({"aggregator": None, "multicast": True}, None, ("multicast is given and no aggregator",)),
+    "multicast alone": ({"aggregator": None, "multicast": True}, None, ("multicast is set, but no aggregator",)),
     "other multicast": ({}, (1, {"multicast": True}), ("multicast is False on rank 0 and True on rank 1",)),
     "nobody there": ({"aggregator": "127.0.0.1:9"}, None, ("127.0.0.1:9",)),
 }
@@ -368,7 +368,7 @@ def test_token_must_match_server(pools, tmp_path, which):
         found = pools(3).errors(_attach, everybody={"aggregator": server.address, "token": everybody}, one=one)
         pools(3).run(_attach, everybody={"aggregator": server.address, "token": str(theirs)})
     assert len({error.message for error in found}) == 1 and "token" in found[0].message, [error.message for error in found]
-    assert ("the token is another one on rank 0 than on rank 2" in found[0].message) == (one is not None)
+    assert ("the token differs between rank 0 and rank 2" in found[0].message) == (one is not None)
 
 
 def test_payloads_are_tagged_if_server_requires_it(pools, tmp_path):

@@ -86,7 +86,7 @@ def test_invalid_values_are_named(monkeypatch):
     monkeypatch.setenv("LACONIC_DISABLE", "ja")
     monkeypatch.setenv("LACONIC_LOG", "loud")
     text = doctor._variables().text
-    assert "LACONIC_DISABLE=ja does not switch laconic off" in text and "LACONIC_LOG=loud is not a level" in text
+    assert "LACONIC_DISABLE=ja does not disable laconic" in text and "LACONIC_LOG=loud is not a level" in text
 
 
 def test_missing_torch_and_numpy_are_reported(tmp_path):
@@ -94,10 +94,10 @@ def test_missing_torch_and_numpy_are_reported(tmp_path):
     assert done.returncode == 1, done.stderr
     said = lines(done)
     assert said["torch"].startswith("NO: not installed")
-    assert said["torch"].endswith(f"mend it with: {sys.executable} -m pip install torch")
+    assert said["torch"].endswith(f"fix it with: {sys.executable} -m pip install torch")
     assert "not needed" in said["numpy"] and said["exchange"] == "NO: not tried" and said["usable"] == "no"
     assert "LACONIC_SPEK is not a variable of laconic: did you mean LACONIC_SPEC?" in said["variables"]
-    assert said["variables"].endswith("mend it with: unset LACONIC_SPEK LACONIC_WHATEVER")
+    assert said["variables"].endswith("fix it with: unset LACONIC_SPEK LACONIC_WHATEVER")
 
 
 def test_broken_torch_is_reported(tmp_path):
@@ -124,12 +124,12 @@ def test_old_torch_is_reported(tmp_path):
     path = os.pathsep.join([str(tmp_path), PACKAGE])
     done = run(tmp_path, PYTHONPATH=path)
     assert done.returncode == 1, done.stderr
-    assert lines(done)["torch"] == f"NO: torch 2.3.1 is too old; mend it with: {sys.executable} -m pip install --upgrade torch"
+    assert lines(done)["torch"] == f"NO: torch 2.3.1 is too old; fix it with: {sys.executable} -m pip install --upgrade torch"
     code = ("import importlib, laconic\n"
             "for name in ('ddp', 'engine', 'worker', 'state_folder'):\n"
             "    try:\n        importlib.import_module(f'laconic.{name}')\n"
             "    except laconic.LaconicError as error:\n        print(error.name, error)\n")
-    told = "unsupported torch 2.3.1 is too old (laconic trains with torch 2.4 or newer: pip install --upgrade torch)"
+    told = "unsupported torch 2.3.1 is too old (laconic needs torch 2.4 or newer: pip install --upgrade torch)"
     assert run(tmp_path, program=("-c", code), PYTHONPATH=path).stdout.splitlines() == [told] * 4
 
 
@@ -144,8 +144,8 @@ def test_missing_interface_is_reported(tmp_path, monkeypatch):
     assert rank.code != 0
     monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: {"error": doctor._reason(rank.err)})
     said = {check.name: check.line() for check in doctor.examine()[0]}
-    assert "NO: GLOO_SOCKET_IFNAME names nonexistent0, and there are lo" in said["interface"]
-    assert "nonexistent0" in said["exchange"] and said["exchange"].endswith("mend it with: unset GLOO_SOCKET_IFNAME")
+    assert "NO: GLOO_SOCKET_IFNAME names nonexistent0; available: lo" in said["interface"]
+    assert "nonexistent0" in said["exchange"] and said["exchange"].endswith("fix it with: unset GLOO_SOCKET_IFNAME")
 
 
 def test_missing_library_is_reported(tmp_path):
@@ -203,7 +203,7 @@ def test_nccl_from_pip_precedes_system_nccl(tmp_path, fake_nccl):
 def test_missing_nccl_is_reported(tmp_path):
     said = nccl_line(tmp_path, LACONIC_NCCL_LIB="/nonexistent/libnccl.so.2")
     assert said.startswith("not here: /nonexistent/libnccl.so.2: cannot open shared object file")
-    assert said.endswith("mend it with: unset LACONIC_NCCL_LIB")
+    assert said.endswith("fix it with: unset LACONIC_NCCL_LIB")
     assert "undefined symbol: ncclGetVersion" in nccl_line(tmp_path, LACONIC_NCCL_LIB="libm.so.6")
 
 
@@ -229,7 +229,7 @@ def test_aborted_process_reports_where(tmp_path, hanging):
     (tmp_path / "hanging/torch/__init__.py").write_text("import os\n__version__ = '2.4'\ndef set_num_threads(n): os.abort()\n")
     code = "import json; from laconic import doctor; print(json.dumps(doctor.exchange(100.0)))"
     found = json.loads(run(tmp_path, program=("-c", code), PYTHONPATH=hanging).stdout)
-    assert "was ended by signal 6: Fatal Python error: Aborted" in found["error"] and "in set_num_threads" in found["said"]
+    assert "was killed by signal 6: Fatal Python error: Aborted" in found["error"] and "in set_num_threads" in found["said"]
 
 
 def children(process) -> list[int]:
@@ -306,7 +306,7 @@ def test_different_replicas_are_failure():
 
 
 @pytest.mark.parametrize(("said", "reason"), [
-    ("Traceback\n  x\nRuntimeError: no route\n[W] leaked\n", "RuntimeError: no route"), ("", "it said nothing"),
+    ("Traceback\n  x\nRuntimeError: no route\n[W] leaked\n", "RuntimeError: no route"), ("", "it printed nothing"),
     ("Fatal Python error: x\nThread 1\n  File y\n", "Fatal Python error: x"),
     ("terminate called without y\nFatal Python error: Aborted\n\nThread 1\n  File y\n", "terminate called without y"),
     ("Fatal Python error: Aborted\n  File y\n", "Fatal Python error: Aborted"), ("only this\n", "only this")])

@@ -261,7 +261,7 @@ def test_sibling_groups_are_reused_except_after_failure(pools):
     ({"spec": 3}, "invalid_argument", ["spec is 3"]),
     ({"register": "fp16_compress_hook"}, "unsupported", ["fp16_compress_hook", "wrap the model again"]),
     ({"python_reducer": True}, "unsupported", ["optimize_ddp", "python_reducer", "default"]),
-    ({"register": "laconic"}, "unsupported", ["laconic is attached to this model already", "handle"]),
+    ({"register": "laconic"}, "unsupported", ["laconic is already attached to this model", "handle"]),
 ])
 def test_same_error_on_all_ranks_is_reported_plainly(pools, arguments, name, words):
     every_rank(pools(3), name, *words, **arguments)
@@ -336,8 +336,8 @@ def test_log_level_filters_messages(pools):
 
 
 @pytest.mark.parametrize(("variable", "value", "words"), [
-    ("LACONIC_LOG", "loud", ["is not a level: info is taken", "warn, info and debug"]),
-    ("LACONIC_DISABLE", "maybe", ["does not switch laconic off", "1, true, yes, on do"]),
+    ("LACONIC_LOG", "loud", ["is not a level, using info", "warn, info and debug"]),
+    ("LACONIC_DISABLE", "maybe", ["does not disable laconic", "1, true, yes, on do"]),
 ])
 def test_invalid_value_of_variable_is_named_once(pools, variable, value, words):
     first, second = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", variable: value})

@@ -214,7 +214,7 @@ def _closed_twice():
 
 def test_closed_handle_refuses_to_exchange(pools):
     for said in pools(2).run(_closed_twice):
-        assert "this model's handle was closed" in said
+        assert "this model's handle is closed" in said
 
 
 # ---- pickles ----

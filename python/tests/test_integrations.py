@@ -157,7 +157,7 @@ def put_text(folder):
     (tear, ["rank 1: ", "damaged"]),
     (change_model, ["rank 0, 1: ", "other parameters"]),
     (swap, ["rank 0, 1: ", "laconic-rank-0.pt: ", "rank 1"]),
-    (put_text, ["rank 0: ", "no state that a LaconicCallback saved"]),
+    (put_text, ["rank 0: ", "not a state that LaconicCallback saved"]),
 ], ids=["lost", "torn", "other-model", "swapped", "foreign"])
 def test_all_ranks_load_or_none_and_rank_0_reports_why(pools, tmp_path, harm, words):
     pools(2).run(hf, folder=tmp_path, until=4, save_at=(4,))
@@ -252,7 +252,7 @@ def test_trainer_without_ddp_is_reported_and_continues(pools, arguments, words):
 
 def test_one_process_exchanges_nothing_and_is_informed(pools):
     [(lines, attached, _)] = pools(1).run(unwrapped, which=(0,))
-    assert lines == ["one process exchanges nothing: LaconicCallback does not attach"] and not attached
+    assert lines == ["one process has nothing to exchange: LaconicCallback does not attach"] and not attached
 
 
 def test_wrapper_on_some_ranks_only_is_error_on_all(pools):
@@ -294,7 +294,7 @@ def test_attached_model_keeps_its_handle(pools):
     (kept, lines), (_, others) = pools(2).run(attached_before)
     assert kept and not others
     [line] = lines
-    assert "attached already with 3lc" in line and "int8" in line
+    assert "already attached with 3lc" in line and "int8" in line
 
 
 def disabled(folder):

@@ -177,4 +177,4 @@ def test_sparse_gradients_and_frozen_parameters_work(pools):
     assert pools(2).run(_asleep_and_sparse, before=["1.bias"], at_attach=[]) == [["1.weight", "0.weight"]] * 2
     assert pools(2).run(_asleep_and_sparse, before=[], at_attach=["0.weight", "1.weight", "1.bias"]) == [["1.weight", "1.bias", "0.weight"]] * 2
     for refused in pools(2).run(_asleep_and_sparse, before=["1.bias"], at_attach=["1.weight"]):
-        assert "in a model with sparse gradients" in refused
+        assert "of a model with sparse gradients" in refused

@@ -176,7 +176,7 @@ def test_script_that_attaches_itself_wins(script):
     assert same_hash(ours) == same_hash(alone(script, "attach"))
     assert len([n for n in ours[0].notices if "the script attaches laconic itself; standing aside" in n]) == 1
     kept = with_laconic(script, "attach", spec="topk", options=["--state", script.parent / "states"])
-    assert len([n for n in kept[0].notices if "standing aside; --state keeps nothing of this model" in n]) == 1
+    assert len([n for n in kept[0].notices if "standing aside; --state saves nothing for this model" in n]) == 1
     assert not (script.parent / "states").exists()
 
 
@@ -190,7 +190,7 @@ def test_own_attach_on_one_rank_is_reported(script):
                      f"runpy.run_path({str(script)!r}, run_name='__main__')\n")
     outcomes = launch([mixed], script.parent)
     assert [o.code for o in outcomes] == [1, 1]
-    assert "rank 1 calls laconic.attach and is not under laconic.run" in outcomes[0].err
+    assert "rank 1 calls laconic.attach and does not run under laconic.run" in outcomes[0].err
     assert "rank 0 could not attach: it runs under laconic.run" in outcomes[1].err
 
 
@@ -305,7 +305,7 @@ def test_residuals_follow_grad_scaler_of_script(tmp_path):
     assert same_hash(found) == same_hash(alone(script, "attach"))
     several = with_laconic(script, "two")
     assert same_hash(several) != same_hash(found)
-    assert len([line for line in several[0].notices if "has 2 GradScalers: residuals do not follow a scale" in line]) == 1
+    assert len([line for line in several[0].notices if "has 2 GradScalers: residuals cannot follow a changing scale" in line]) == 1
 
 
 def test_module_may_replace_file(script):

@@ -191,7 +191,7 @@ def test_rank_killed_while_saving_resumes_bit_for_bit(tmp_path, spec, world):
     left = runs.states / (str(runs.path(1, 4).name).replace("step4", "step3") + files.PARTIAL)  # of another writer
     left.write_text("")
     resumed = runs.resumed(9, every=4)
-    assert f"continues with the residuals of step 4 in {runs.states}" in line(resumed)
+    assert f"resumes with the residuals of step 4 in {runs.states}" in line(resumed)
     assert hash_of(resumed) == uninterrupted
     assert runs.steps(1) == [4, 8, 9] and not left.exists()
     if world == 2:
@@ -205,7 +205,7 @@ def test_two_models_have_separate_states(tmp_path):
     assert {name.ordinal for name in runs.names()} == {0, 1} and len({name.model for name in runs.names()}) == 1
     resumed = runs.resumed(8, models=2)
     assert hash_of(resumed) == uninterrupted
-    assert len([n for n in resumed[0].notices if "continues with the residuals of step 4" in n]) == 2
+    assert len([n for n in resumed[0].notices if "resumes with the residuals of step 4" in n]) == 2
 
 
 def test_old_states_are_pruned_and_last_is_saved(tmp_path):
@@ -217,7 +217,7 @@ def test_old_states_are_pruned_and_last_is_saved(tmp_path):
     assert hash_of(resumed) == uninterrupted and "of step 7" in line(resumed)
     assert runs.steps(0) == runs.steps(1) == [8, 10]
     begun_again = runs(4)
-    assert "no state in" in line(begun_again) and "has these parameters, the newest is of step 10" in line(begun_again)
+    assert "no state in" in line(begun_again) and "has these parameters, the newest is from step 10" in line(begun_again)
     assert runs.steps(0) == [2, 4, 10]  # by age
 
 
@@ -226,7 +226,7 @@ def test_rewrapped_model_continues(tmp_path):
     runs = Runs(tmp_path)
     outcomes = runs(6, wrap_again=3)
     hash_of(outcomes)
-    assert len([n for n in outcomes[0].notices if "continues with the residuals of step 3" in n]) == 1
+    assert len([n for n in outcomes[0].notices if "resumes with the residuals of step 3" in n]) == 1
     assert {name.ordinal for name in runs.names()} == {0} and runs.steps(0) == runs.steps(1) == [3, 4, 6]
 
 
@@ -301,7 +301,7 @@ def test_rank_without_state_is_reported(tmp_path):
                       "runpy.run_module('laconic.run', run_name='__main__', alter_sys=True)\n")
     outcomes = launch([script], tmp_path)
     assert hash_of(outcomes) == plain
-    assert "rank 1 runs without --state: no rank keeps or loads a state" in "\n".join(outcomes[0].notices)
+    assert "rank 1 runs without --state: no rank saves or loads state" in "\n".join(outcomes[0].notices)
     assert not runs.states.exists() or runs.names() == []
 
 
@@ -345,8 +345,8 @@ def test_reasons_are_readable():
     keeper = state_folder.Keeper.__new__(state_folder.Keeper)
     keeper._folder, keeper._model = "states", "ab" * 8
     other = state_folder.Name("00ff" * 4, 0, 0, 2, 8, "ab" * 16)
-    assert keeper._nothing([(other, "path")], []) == "the states in states are of other models"
-    assert state_folder._why(["", ""]) == "no state is of the same step on all ranks"
+    assert keeper._nothing([(other, "path")], []) == "the states in states are for other models"
+    assert state_folder._why(["", ""]) == "no state is from the same step on all ranks"
     assert state_folder._why(["", "gone", "gone"]) == "rank 1, 2: gone"
 
 

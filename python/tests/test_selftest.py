@@ -51,7 +51,7 @@ def checked(report):
     assert set(report) == {"device", "torch", "checks", "rates", "break_even_gbit", "verified_on_hardware"}
     assert report["verified_on_hardware"] is False and report["torch"] == torch.__version__
     names = [check["name"] for check in report["checks"]]
-    assert names == ["copies", "copies behind computation", *(f"exchange by {spec}" for spec in laconic.codecs())]
+    assert names == ["copies", "copies after computation", *(f"exchange by {spec}" for spec in laconic.codecs())]
     assert all(set(check) == {"name", "ok", "detail"} for check in report["checks"])
     return {check["name"]: check for check in report["checks"]}
 
@@ -81,7 +81,7 @@ def test_device_that_changes_a_bit_exits_with_1(tmp_path):
     assert done.code == 1, done.err
     found = checked(json.loads(done.out))
     assert found["copies"]["ok"] and not found["exchange by none"]["ok"]
-    assert "other means than on the CPU, first in step" in found["exchange by none"]["detail"]
+    assert "means differ from those on the CPU, first in step" in found["exchange by none"]["detail"]
 
 
 def test_unknown_device_ends_its_own_interpreter():

@@ -213,12 +213,12 @@ def test_ranks_that_differ_get_same_message(tmp_path, engine, ranks):
     heard = Job(tmp_path, engine, ranks, "disagree").same(ranks)
     assert len(heard.pop("good")) == 1, "sessions can be made after one that could not"
     assert {name for name, _ in heard.values()} == {"ranks_disagree"}
-    for key, word in {"spec": "rank 1 has 'int8'", "unknown spec": "rank 1 could not make its session: unknown codec 'tokp'",
+    for key, word in {"spec": "rank 1 has 'int8'", "unknown spec": "rank 1 could not create its session: unknown codec 'tokp'",
                       "window": "rank 1 has 3", "wrong window": "window is 9", "model": "rank 1 has 6 parameters",
                       "no model": "'int' object is not iterable", "shape": "the shape of 'a' is 'b'"}.items():
         assert word in heard[key][1], heard[key]
     if engine == "openmpi":
-        assert "the launcher has made this rank 1 of 3, asked for is rank 1 of 7" in heard["world"][1]
+        assert "the launcher started this rank as 1 of 3, requested was rank 1 of 7" in heard["world"][1]
 
 
 PYTHON_RANK = """
@@ -290,7 +290,7 @@ def test_sessions_open_and_close_repeatedly(tmp_path, engine, ranks):
     given = job.same(ranks)
     assert given["left"] == [3, 4], "one step carries the wish; asked again before it, the last one counts"
     assert given["stats"] == 2 and given["spec"].startswith("3lc")
-    assert given["closed"] == ["this session was closed (make another one)", "invalid_argument"]
+    assert given["closed"] == ["this session is closed (create another one)", "invalid_argument"]
 
 
 @pytest.mark.parametrize("error", ["engine", "interrupt"])
@@ -380,7 +380,7 @@ def installed(elsewhere, monkeypatch):
 
 
 @pytest.mark.parametrize(("variable", "target", "words"), [
-    (None, "laconic_mpi_openmpi", "the plug-in for MPI is not here"),
+    (None, "laconic_mpi_openmpi", "the plug-in for MPI was not found"),
     ("OMPI_COMM_WORLD_SIZE", "laconic_mpi_openmpi", "Open MPI, whose launcher has started this process"),
     ("PMI_SIZE", "laconic_mpi_mpich", "MPICH, whose launcher has started this process")])
 def test_missing_plugin_is_reported(elsewhere, monkeypatch, variable, target, words):
@@ -437,7 +437,7 @@ def test_plugin_with_missing_library_is_reported(elsewhere, engine):
     with pytest.raises(LaconicError) as caught:
         plugin.load(path)
     assert caught.value.name == "unsupported"
-    assert f"is not here: {path} needs {library}: cannot open shared object file" in caught.value.message
+    assert f"was not found: {path} needs {library}: cannot open shared object file" in caught.value.message
     assert caught.value.hint == f"apt install {PACKAGES[engine]}, or add the folder of {library} to LD_LIBRARY_PATH"
 
 
@@ -495,9 +495,9 @@ def test_truncated_plugin_is_refused(tmp_path, part):
     ({"timeout": 0}, "timeout is 0"),
     ({"timeout": "soon"}, "timeout is 'soon'"),
     ({"rank": 0}, "give both or neither"),
-    ({"rendezvous": "file:x"}, "takes no rendezvous"),
-    ({"group": object()}, "takes no group"),
-    ({"engine": "gloo"}, "takes rank, world and rendezvous"),
+    ({"rendezvous": "file:x"}, "does not accept rendezvous"),
+    ({"group": object()}, "does not accept group"),
+    ({"engine": "gloo"}, "needs rank, world and rendezvous"),
     ({"engine": "gloo", "rank": 2, "world": 2, "rendezvous": "file:x"}, "rank is 2"),
 ])
 def test_unsupported_engine_arguments_are_refused(options, words):

@@ -255,9 +255,9 @@ def test_set_waits_until_residuals_are_sent(pools):
         assert specs == ["3lc"] * 11 + ["bf16"] * 2  # one step to tell the wish, ten to drain
         assert left == 0 and stats["failures"] == 0 and digest == results[0][3]
     lines = results[0][0]
-    assert "set: residuals go out first, over 10 steps or more" in lines
+    assert "set: residuals are sent first, over 10 steps or more" in lines
     assert any(line.startswith("set from step 13 on: bf16 ") for line in lines)
-    assert "set: residuals were not out when training ended; nothing was set" in lines
+    assert "set: training ended before all residuals were sent; nothing was changed" in lines
     assert not any(line.startswith("set") for said, *_ in results[1:] for line in said)
 
 
@@ -400,7 +400,7 @@ def _own_session():
 
 def test_sessions_without_ddp_can_be_set(pools):
     results = pools(3).run(_own_session)
-    assert [said for _, _, said in results] == [["set: residuals were not out at the end; nothing was set"], [], []]
+    assert [said for _, _, said in results] == [["set: the session ended before all residuals were sent; nothing was changed"], [], []]
     for found, values, _ in results:
         assert found[3:] == ["powersgd:rank=2"] * 12 + ["none"]
         assert found[0] == "topk:ratio=0.1" and found[2] == "powersgd:rank=2"

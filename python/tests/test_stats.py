@@ -141,7 +141,7 @@ def _start_line(spec="3lc", variables=(), size=80):
 def test_start_line_warns_if_one_machine_needs_no_compression(pools):
     said = pools(2).run(_start_line)
     assert said[1] == "" and said[0].count("\n") == 1
-    assert said[0].rstrip().endswith("all ranks are on this machine, where compression cannot pay: no network is in between")
+    assert said[0].rstrip().endswith("all ranks are on this machine, so compression cannot help: no network connects them")
     assert "this machine" not in pools(2).run(_start_line, variables=[("LACONIC_LAB", "50mbit")])[0]
     assert "this machine" not in pools(2).run(_start_line, spec="none")[0]
 
@@ -207,11 +207,11 @@ def test_late_ranks_are_named_in_a_line(comes, tmp_path):
         outcomes = ranks.run(_late, late=0, named_after=1.0, patience=100 if comes else 15, said=tmp_path / "said" if comes else None)
     finally:
         ranks.close()
-    awaited = "laconic: waiting for rank 0 to attach; the others wait for at most "
+    awaited = "laconic: waiting for rank 0 to attach; the other ranks wait for at most "
     assert outcomes[1][1].startswith(awaited) and outcomes[1][1].count("\n") == 1 and outcomes[2][1] == ""
     if not comes:
         for ended, _ in outcomes[1:]:
-            assert ended.startswith("timed_out: rank 0 did not attach within 15 s: was it started without laconic?")
+            assert ended.startswith("timed_out: rank 0 did not attach within 15 s: is it running without laconic?")
     else:
         assert [ended for ended, _ in outcomes] == ["attached"] * 3
 

@@ -288,7 +288,7 @@ def test_turns_follow_order_of_requests():
         threads[-1].start()
         while len(of._asking) < len(threads) + 1:
             held.wait(0.001)
-    with pytest.raises(laconic.LaconicError, match="third was called within a step"):
+    with pytest.raises(laconic.LaconicError, match="third was called during a step"):
         call("third")
     assert order == []
     of.end_step()

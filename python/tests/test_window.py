@@ -223,4 +223,4 @@ def test_unwritable_trace_logs_a_line(tmp_path, monkeypatch, caplog):
     for step in range(9):
         few.phase(0, step, 1 << 16 | 2, 1.0, 2.0)
     assert len([e for e in json.loads((tmp_path / "few.rank1.json").read_text()) if e["ph"] == "X"]) == 4
-    assert "goes no further" in said[1]
+    assert "and stops" in said[1]

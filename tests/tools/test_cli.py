@@ -483,7 +483,7 @@ def test_laws_handles_equal_and_tiny_tensors(tmp_path):
     (["/nonexistent"], "invalid_argument", "/nonexistent: cannot open"),
     (["/"], "invalid_argument", "/: cannot"),
     (["{file}", "--spec", "sidco:law=normal"], "value_out_of_range", "law"),
-    (["{file}", "--spec", "topk"], "invalid_argument", "topk fits no law"),
+    (["{file}", "--spec", "topk"], "invalid_argument", "topk matches no distribution"),
     (["{file}", "--values", "3"], "invalid_argument", "8 values are not a whole number of tensors of 3"),
     (["{odd}"], "invalid_argument", "7 bytes are not a whole number of float32"),
     (["{file}", "--calls", "0"], "invalid_argument", "--calls"),

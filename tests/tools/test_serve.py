@@ -71,12 +71,12 @@ def test_token_is_32_random_bytes_for_its_owner(tmp_path):
     (("--bind", "0.0.0.0:0"), BAD_ANSWER, "without a token the server may listen on the loopback interface only"),
     (("--bind", "127.0.0.1:0", "--io", "dpdk"), USAGE, "--io 'dpdk'"),
     (("--bind", "127.0.0.1:0", "--auth", "none"), USAGE, "--auth"),
-    (("--bind", "127.0.0.1:0", "--io", "xdp"), USAGE, "--io xdp and --interfaces come together"),
-    (("--bind", "127.0.0.1:0", "--io", "xdp", "--interfaces", "lo", "--auth", "full"), USAGE, "--auth full is not for it"),
-    (("--bind", "127.0.0.1:0", "--interfaces", "lo"), USAGE, "--io xdp and --interfaces come together"),
+    (("--bind", "127.0.0.1:0", "--io", "xdp"), USAGE, "--io xdp and --interfaces must be given together"),
+    (("--bind", "127.0.0.1:0", "--io", "xdp", "--interfaces", "lo", "--auth", "full"), USAGE, "does not support --auth full"),
+    (("--bind", "127.0.0.1:0", "--interfaces", "lo"), USAGE, "--io xdp and --interfaces must be given together"),
     (("--bind", "127.0.0.1:0", "--multicast", "10.0.0.1"), BAD_ANSWER, "multicast group 10.0.0.1 is not a multicast address"),
     (("--bind", "127.0.0.1:0", "--multicast", "239.7.4.2:0"), BAD_ANSWER, "not a multicast address"),
-    (("--bind", "127.0.0.1:0", "--io", "xdp", "--interfaces", "lo", "--multicast", "239.7.4.2"), USAGE, "--io xdp has no use for"),
+    (("--bind", "127.0.0.1:0", "--io", "xdp", "--interfaces", "lo", "--multicast", "239.7.4.2"), USAGE, "--io xdp does not support"),
     (("--bind", "127.0.0.1:0", "--memory", "much"), USAGE, "--memory 'much'"),
     (("--bind", "127.0.0.1:0", "--token", "/nowhere/token"), USAGE, "/nowhere/token"),
     (("--bind", "127.0.0.1:0", "--token", __file__), USAGE, "not a file of 32 bytes"),
@@ -183,7 +183,7 @@ def test_world_readable_token_is_named(tmp_path, mode, warned):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert json.loads(process.stdout.readline())["token"]
     process.terminate()
-    assert ("everybody on this machine may read it" in process.communicate(timeout=280)[1]) == warned
+    assert ("every user of this machine can read it" in process.communicate(timeout=280)[1]) == warned
 
 
 def test_second_server_at_the_port_is_refused(serving):

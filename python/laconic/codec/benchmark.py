@@ -28,7 +28,7 @@ def bench(spec: str, size: int | str = "4Mi", *, seconds: float = 1.0, **options
     """
     numpy = _arrays.numpy_or_none()
     if numpy is None:
-        raise errors.error("unsupported", "laconic.bench needs NumPy", "`laconic bench` does not")
+        raise errors.error("unsupported", "laconic.bench needs NumPy", "the command `laconic bench` does not")
     codec = Codec(spec, **options)
     elements = _elements(size)
     values = numpy.random.default_rng(1).laplace(scale=1e-3, size=elements).astype(numpy.float32)

@@ -26,7 +26,7 @@ def _checked(function):
         try:
             return function(*arguments, **keywords)
         except MemoryError as error:
-            raise errors.error("out_of_memory", f"{function.__qualname__}: {error or 'no memory'}", "less at once") from None
+            raise errors.error("out_of_memory", f"{function.__qualname__}: {error or 'no memory'}", "use smaller tensors") from None
 
     return call
 
@@ -38,7 +38,7 @@ def _readable(frame):
         view = view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError, BufferError) as error:
         raise errors.error("invalid_argument", f"a frame cannot be read from {type(frame).__name__}: {error}",
-                           "contiguous bytes: bytes, bytearray, memoryview, a NumPy array") from None
+                           "pass contiguous bytes: bytes, bytearray, memoryview or a NumPy array") from None
     size = view.nbytes
     if view.readonly or size == 0:
         data = frame if isinstance(frame, bytes) else bytes(view)
@@ -128,7 +128,7 @@ class Residual:
         if type(state["version"]) is not int:
             raise _damaged(f"its version is {state['version']!r}")
         if state["version"] != 1:
-            raise errors.error("state_version", f"residual state of version {state['version']}", "this reads 1")
+            raise errors.error("state_version", f"residual state of version {state['version']}", "this release reads version 1")
         values, extra = (_saved_floats(state, key) for key in ("residual", "state"))
         if len(values) != len(self):
             raise errors.error("state_model", f"the state holds {len(values)} elements, this residual {len(self)}",
@@ -156,7 +156,7 @@ def _saved_floats(state: dict, key: str):
             raise TypeError(f"format {view.format!r} with {view.ndim} dimensions")
         values = _arrays.float_copy(saved)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _damaged(f"{key} is no flat array of float32 ({error})") from None
+        raise _damaged(f"{key} is not a flat float32 array ({error})") from None
     if not _arrays.all_finite(values):
         raise _damaged(f"{key} holds a value that is not finite")
     return values
@@ -249,7 +249,7 @@ class Codec:
             info = _frame_info(pointer, size)
             if info.rows * info.cols > most:
                 raise errors.error("bound_exceeded", f"the frame claims {info.rows} x {info.cols} elements, more than "
-                                   f"max_elements = {most}", "decode(..., max_elements=) if it comes from a writer you trust")
+                                   f"max_elements = {most}", "pass max_elements= to decode if you trust the writer")
             out = _arrays.empty(info.rows, info.cols, half=info.dtype == _lib.F16)
             del keep
         self._decode(frame, out, add=False, weight=1.0)

@@ -65,10 +65,10 @@ def register(codec: type) -> type:
     decode to equal values on every rank. docs/guide/your-own-method.md.
     """
     if not inspect.isclass(codec):
-        raise errors.error("invalid_argument", f"{codec!r} is not a class", "laconic.register(MyCodec), without parentheses behind it")
+        raise errors.error("invalid_argument", f"{codec!r} is not a class", "laconic.register(MyCodec), without parentheses after it")
     name = getattr(codec, "name", None)
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise errors.error("invalid_argument", f"{codec.__name__}.name is {name!r}", "a str of a-z, 0-9 and _, for specs")
+        raise errors.error("invalid_argument", f"{codec.__name__}.name is {name!r}", "use a str of a-z, 0-9 and _")
     for method in ("encode", "decode"):
         if not callable(getattr(codec, method, None)):
             raise errors.error("invalid_argument", f"{codec.__name__} has no {method}",
@@ -92,8 +92,8 @@ def _keys(codec: type) -> dict[str, object]:
     for key in list(inspect.signature(codec.__init__).parameters.values())[1:]:
         named = key.kind in (key.POSITIONAL_OR_KEYWORD, key.KEYWORD_ONLY)
         if not named or type(key.default) not in (float, int, bool, str):
-            raise errors.error("invalid_argument", f"{codec.__name__}.__init__: {key} is no keyword with a default",
-                               "each key has a default: a float, an int, a bool or a str")
+            raise errors.error("invalid_argument", f"{codec.__name__}.__init__: {key} is not a keyword with a default",
+                               "give each key a default: a float, an int, a bool or a str")
         keys[key.name] = key.default
     return keys
 
@@ -144,7 +144,7 @@ class Method:
         if self.feedback != (default is True):
             self.spec += "+ef" if self.feedback else "+noef"
         if len(self.spec) > _LONGEST:
-            raise errors.error("spec_syntax", f"the spec of {self.name} is longer than {_LONGEST} characters", "shorter words")
+            raise errors.error("spec_syntax", f"the spec of {self.name} is longer than {_LONGEST} characters", "use shorter values")
         self.instance()  # what __init__ refuses is refused now
 
     def _read(self, options: str | None, keys: dict, spec: str) -> dict:
@@ -167,7 +167,7 @@ class Method:
             raise errors.error("spec_syntax", f"{self.name}+{'+'.join(modifiers)}: a registered codec takes +ef or +noef, once",
                                "write name:key=value,key=value+noef")
         if default == "never" and modifiers == ["ef"]:
-            raise errors.error("unsupported", f"{self.name} supports no error feedback: its class says never", "remove +ef")
+            raise errors.error("unsupported", f"{self.name} supports no error feedback: its class sets feedback = 'never'", "remove +ef")
         return modifiers == ["ef"] if modifiers else default is True
 
     def instance(self):
@@ -186,7 +186,7 @@ def encode(codec, place: Place, array) -> bytes:
     except Exception as error:  # noqa: BLE001  the user's code
         raise RuntimeError(f"{codec.name}.encode: {type(error).__name__}: {error}") from error
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise RuntimeError(f"{codec.name}.encode gave {type(data).__name__}, not bytes")
+        raise RuntimeError(f"{codec.name}.encode returned {type(data).__name__}, not bytes")
     return bytes(data)
 
 
@@ -198,7 +198,7 @@ def decode(codec, place: Place, data: bytes, out) -> None:
     except Exception as error:  # noqa: BLE001  the user's code
         raise RuntimeError(f"{codec.name}.decode: {type(error).__name__}: {error}") from error
     if given is not None and given is not out:
-        raise RuntimeError(f"{codec.name}.decode gave {type(given).__name__}: it fills `out` and gives nothing")
+        raise RuntimeError(f"{codec.name}.decode returned {type(given).__name__}: it must fill `out` and return None")
     if not _arrays.numpy_or_none().isfinite(out).all():
         raise RuntimeError(f"{codec.name}.decode left infinity or NaN in `out`")
 
@@ -240,7 +240,7 @@ class Callbacks:
             codec, place, shape = self._at(call.contents, self._encoders)
             data = encode(codec, place, _floats_at(values, shape).copy())
             if len(data) > room:
-                raise RuntimeError(f"{self._method.name}.encode gave {len(data)} bytes for {math.prod(shape)} elements: at most {room}")
+                raise RuntimeError(f"{self._method.name}.encode returned {len(data)} bytes for {math.prod(shape)} elements: at most {room}")
             ctypes.memmove(out, data, len(data))
             size[0] = len(data)
         except BaseException as error:  # noqa: BLE001  nothing may leave a callback
@@ -298,10 +298,10 @@ def unpack(frame) -> tuple[dict, bytes]:
     except TypeError as error:
         raise errors.error("invalid_argument", f"a frame cannot be read from {type(frame).__name__}: {error}", "bytes") from None
     if len(data) < _FIXED.size:
-        raise errors.error("frame_truncated", f"{len(data)} bytes are no frame of a registered codec")
+        raise errors.error("frame_truncated", f"{len(data)} bytes are not a frame of a registered codec")
     magic, crc, described, size = _FIXED.unpack_from(data)
     if magic != MAGIC:
-        raise errors.error("frame_magic", "these bytes are no frame of a registered codec")
+        raise errors.error("frame_magic", "these bytes are not a frame of a registered codec")
     end = _FIXED.size + described + size
     if end != len(data):
         raise errors.error("frame_truncated" if end > len(data) else "frame_extended", f"the frame has {len(data)} bytes, not {end}")
@@ -332,7 +332,7 @@ class OwnFrames:
                          "exact_size": False, "memory_default": default, "memories": ["none"] if never else ["none", "residual"]}
 
     def max_frame_bytes(self, shape) -> int:
-        raise errors.error("unsupported", f"{self.name} is a codec in Python: nobody knows its largest frame", "encode and see")
+        raise errors.error("unsupported", f"{self.name} is a codec in Python: its largest frame is unknown", "encode to find out")
 
     def encode(self, array, *, step=0, seed=0, rank=0, world=1, residual=None) -> bytes:
         values, dtype = _floats(array)
@@ -360,9 +360,9 @@ class OwnFrames:
         header, payload = unpack(frame)
         if math.prod(header["shape"]) > most:
             raise errors.error("bound_exceeded", f"the frame claims {math.prod(header['shape'])} elements, more than max_elements = {most}",
-                               "decode(..., max_elements=) if it comes from a writer you trust")
+                               "pass max_elements= to decode if you trust the writer")
         if find(header["spec"]) is not type(self._instance):
-            raise errors.error("frame_codec", f"the frame's spec is {header['spec']!r}, this codec is {self.name}", "decode it with its own")
+            raise errors.error("frame_codec", f"the frame's spec is {header['spec']!r}, this codec is {self.name}", "decode it with the frame's codec")
         instance = self._instance if header["spec"] == self.spec else Method(header["spec"]).instance()
         out = _arrays.claimed(_arrays.numpy_or_none().zeros, header["shape"], "float32")
         _said(decode, instance, Place(header["seed"], header["step"], header["rank"], header["world"]), payload, out)
@@ -406,7 +406,7 @@ def _put(out, values, weight: float | None = None) -> None:
     tensor = _arrays.tensor_of(out, writable=True)
     if tensor.rows * tensor.cols != values.size:
         raise errors.error("frame_count", f"the frame holds {values.size} elements, the output {tensor.rows * tensor.cols}",
-                           "give an array of the same size")
+                           "pass an array of the same size")
     if _arrays.is_torch(out):
         import torch
 

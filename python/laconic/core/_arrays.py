@@ -55,7 +55,7 @@ def tensor_of(array, writable: bool) -> _lib.Tensor:
     rows, cols = shape_of(array)
     if is_torch(array):
         if array.device.type != "cpu":
-            raise errors.error("unsupported", f"the tensor lies on {array.device}; this build encodes on the CPU", ".cpu() first")
+            raise errors.error("unsupported", f"the tensor is on {array.device}; this build encodes on the CPU", ".cpu() first")
         if not array.is_contiguous():
             raise errors.error("invalid_argument", "the tensor is not contiguous", ".contiguous() first")
         pointer = array.data_ptr()
@@ -63,7 +63,7 @@ def tensor_of(array, writable: bool) -> _lib.Tensor:
         if not array.flags["C_CONTIGUOUS"]:
             raise errors.error("invalid_argument", "the array is not C-contiguous", "numpy.ascontiguousarray(x) first")
         if writable and not array.flags["WRITEABLE"]:
-            raise errors.error("invalid_argument", "the output array is read-only", "give a writable copy")
+            raise errors.error("invalid_argument", "the output array is read-only", "pass a writable copy")
         pointer = array.ctypes.data
     return _lib.Tensor(dtype=dtype, rows=rows, cols=cols, data=pointer)
 
@@ -74,7 +74,7 @@ def _buffer_tensor(array, writable: bool) -> _lib.Tensor:
         view = memoryview(array)
     except TypeError:
         raise errors.error("invalid_argument", f"expected an array of floats, got {type(array).__name__}",
-                           "a NumPy array, a torch tensor, or anything with a buffer of floats") from None
+                           "pass a NumPy array, a torch tensor, or an object with a buffer of floats") from None
     dtype = {"f": _lib.F32, "e": _lib.F16}.get(view.format.lstrip("<=@"))
     if dtype is None:
         raise errors.error("dtype_unsupported", f"elements of format {view.format!r} are not supported",
@@ -82,7 +82,7 @@ def _buffer_tensor(array, writable: bool) -> _lib.Tensor:
     if not view.c_contiguous:
         raise errors.error("invalid_argument", "the buffer is not contiguous", "copy it first")
     if writable and view.readonly:
-        raise errors.error("invalid_argument", "the output buffer is read-only", "give a writable one")
+        raise errors.error("invalid_argument", "the output buffer is read-only", "pass a writable buffer")
     rows, cols = shape_of(view)
     memory = bytearray(view) if view.readonly else view
     keep = (ctypes.c_char * view.nbytes).from_buffer(memory) if view.nbytes else None
@@ -136,7 +136,7 @@ def claimed(make, shape, dtype: str):
         return make(shape, dtype)
     except ValueError as error:
         raise errors.error("shape_unsupported", f"the frame claims {' x '.join(map(str, shape))} elements: {error}",
-                           "decode it into an array of yours") from None
+                           "decode it into your own array") from None
 
 
 def floats_in_place(array, count: int):
@@ -165,7 +165,7 @@ def _floats_of_interface(array, count: int):
     interface = getattr(array, "__array_interface__", None)
     if not isinstance(interface, dict):
         raise errors.error("invalid_argument", f"expected an array of float32 values, got {type(array).__name__}",
-                           "a NumPy array, or anything with a buffer of floats")
+                           "pass a NumPy array, or an object with a buffer of floats")
     shape, (address, readonly) = interface["shape"], interface["data"]
     kind = interface["typestr"]
     _check_floats(math.prod(shape) if kind == f"{_NATIVE}f4" else None, kind, count)
@@ -178,7 +178,7 @@ def _floats_of_interface(array, count: int):
 def _check_floats(found: int | None, kind, count: int) -> None:
     """found: how many float32 values there are; None: they are of another type, `kind`."""
     if found is None:
-        raise errors.error("dtype_unsupported", f"elements of type {kind} are not exchanged", "convert to float32")
+        raise errors.error("dtype_unsupported", f"elements of type {kind} cannot be exchanged", "convert to float32")
     if found != count:
         raise errors.error("shape_unsupported", f"the gradient has {found} elements, its parameters have {count}",
                            "pass all of them, contiguously")
@@ -188,5 +188,5 @@ def _check_place(contiguous: bool, readonly: bool) -> None:
     if not contiguous:
         raise errors.error("invalid_argument", "the array is not C-contiguous", "numpy.ascontiguousarray(x) first")
     if readonly:
-        raise errors.error("invalid_argument", "the array is read-only, and takes the mean in place",
-                           "numpy.array(x) makes a copy that can be written")
+        raise errors.error("invalid_argument", "the array is read-only, but the mean is written into it",
+                           "numpy.array(x) makes a writable copy")

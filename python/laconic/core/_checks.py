@@ -17,7 +17,7 @@ OLDEST_TORCH = (2, 4)
 def supported_torch(version: str) -> None:
     """LaconicError (unsupported) for a PyTorch that is older than `OLDEST_TORCH`."""
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_TORCH:
-        raise errors.error("unsupported", f"torch {version} is too old", "laconic trains with torch 2.4 or newer: pip install --upgrade torch")
+        raise errors.error("unsupported", f"torch {version} is too old", "laconic needs torch 2.4 or newer: pip install --upgrade torch")
 
 
 def whole(name: str, value, least: int, most: int) -> int:

@@ -13,22 +13,22 @@ log = logging.getLogger("laconic")
 PREFIX = "LACONIC_"
 DISABLED = "LACONIC_DISABLE=1"
 KNOWN = {
-    "LACONIC_SPEC": "the spec where the call gives none",
+    "LACONIC_SPEC": "the spec, if the call gives none",
     "LACONIC_DISABLE": "1, true, yes or on, on all ranks: attach changes nothing, training is plain DDP",
-    "LACONIC_CONTROL": "a control where the call gives none, as dc2",
-    "LACONIC_RECORD": "file of rank 0's record of a run where the call names none",
-    "LACONIC_RULES": "path of a TOML file with rules where the call gives none",
-    "LACONIC_AGGREGATOR": "HOST:PORT of the aggregation servers where the call names none",
-    "LACONIC_TOKEN_FILE": "path of their secret where the call names none",
-    "LACONIC_LOG": "warn, info or debug: from which level on laconic speaks (info)",
+    "LACONIC_CONTROL": "a control, if the call gives none, such as dc2",
+    "LACONIC_RECORD": "file for rank 0's record of a run, if the call names none",
+    "LACONIC_RULES": "path of a TOML file with rules, if the call gives none",
+    "LACONIC_AGGREGATOR": "HOST:PORT of the aggregation servers, if the call names none",
+    "LACONIC_TOKEN_FILE": "path of their secret, if the call names none",
+    "LACONIC_LOG": "warn, info or debug: the lowest level that laconic logs (info)",
     "LACONIC_LIBRARY": "path of liblaconic.so",
     "LACONIC_MPI_LIB": "path of the plug-in for MPI, liblaconic_mpi_*.so, instead of the launcher's",
     "LACONIC_GLOO_LIB": "path of the plug-in for Gloo, liblaconic_gloo.so",
     "LACONIC_NCCL_LIB": "path of libnccl.so.2",
-    "LACONIC_TRACE": "FILE: a Chrome trace of what is encoded, on the wire and decoded when, per rank",
+    "LACONIC_TRACE": "FILE: a Chrome trace of encoding, network and decoding, per rank",
     "LACONIC_RUN": "set by laconic.run: its options, for the processes that the script starts",
-    "LACONIC_EMULATE_RATE": "bits per second that `laconic lab --emulate` asks senders to keep to",
-    "LACONIC_EMULATE_RATE_FILE": "the same, for rates that change",
+    "LACONIC_EMULATE_RATE": "bits per second to which `laconic lab --emulate` limits senders",
+    "LACONIC_EMULATE_RATE_FILE": "the same, for changing rates",
     "LACONIC_LAB": "set by `laconic lab`: how the network is shaped",
     "LACONIC_LAB_CONTROL": "set by `laconic lab`: its control socket",
 }
@@ -52,10 +52,10 @@ def misread() -> list[str]:
     """A line for every value that is none of its variable's words, and what holds instead."""
     lines = []
     if _word("LACONIC_DISABLE") not in _YES + _NO:
-        lines.append(f"LACONIC_DISABLE={os.environ['LACONIC_DISABLE']} does not switch laconic off: {', '.join(_YES)} do, "
+        lines.append(f"LACONIC_DISABLE={os.environ['LACONIC_DISABLE']} does not disable laconic: {', '.join(_YES)} do, "
                      f"{', '.join(_NO[1:])} do not")
     if _word("LACONIC_LOG") not in _LEVELS:
-        lines.append(f"LACONIC_LOG={os.environ['LACONIC_LOG']} is not a level: info is taken; there are warn, info and debug")
+        lines.append(f"LACONIC_LOG={os.environ['LACONIC_LOG']} is not a level, using info; levels: warn, info and debug")
     return lines
 
 
@@ -79,7 +79,7 @@ def report_unknown() -> None:
         if name.startswith(PREFIX) and name not in KNOWN and name not in _reported:
             _reported.add(name)
             near = nearest(name)
-            say(f"{name} is not a variable of laconic; " + (f"did you mean {near}?" if near else "there are " + ", ".join(KNOWN)),
+            say(f"{name} is not a variable of laconic; " + (f"did you mean {near}?" if near else "variables: " + ", ".join(KNOWN)),
                 logging.WARNING)
 
 

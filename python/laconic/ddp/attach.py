@@ -192,7 +192,7 @@ def _meet(group, disabled: bool, refusal: LaconicError | None):
     if off:
         on = [rank for rank, said in enumerate(meeting.words) if said != DISABLED]
         raise errors.error("ranks_disagree", f"{DISABLED} is set on rank {listed(off)} and not on rank {listed(on)}",
-                           "set it for all ranks or for none")
+                           "set it on all ranks or on none")
     rank, said = next((rank, said) for rank, said in enumerate(meeting.words) if said)
     raise errors.error("ranks_disagree", f"rank {rank} could not attach: {said}",
                        "give every rank the same call, file and LACONIC_* variables")

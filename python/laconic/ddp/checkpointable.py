@@ -37,8 +37,8 @@ class Checkpointable:
             state = json.loads(mine.pop("about"))
             rates = {name: torch.tensor(rate, dtype=torch.float64, device="cpu") for name, rate in state.pop("rates").items()}
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise errors.error("state_corrupt", f"the checkpoint has no state of {self._rank}",
-                               "save and load laconic.checkpointable(handle) on as many ranks") from None
+            raise errors.error("state_corrupt", f"the checkpoint has no state for {self._rank}",
+                               "save and load laconic.checkpointable(handle) with the same number of ranks") from None
         self._handle.load_state_dict({**state, "tensors": mine, **({"rates": rates} if rates else {})})
 
 

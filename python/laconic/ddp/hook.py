@@ -63,8 +63,8 @@ class Layouts:
             try:
                 indices = [self._index[k] for k in key]
             except KeyError:
-                raise errors.error("state_model", "DDP brings a parameter that was not there at attach",
-                                   "attach after the last change of the model") from None
+                raise errors.error("state_model", "DDP has a parameter that did not exist at attach",
+                                   "attach after the last change to the model") from None
             offsets = itertools.accumulate((p.numel() for p in parameters[:-1]), initial=0)
             layout = self.known[key] = self._new(indices, offsets, buffer.numel())
         self._seen.append(layout)
@@ -289,7 +289,7 @@ def moving_padding(handle: Handle, model) -> str:
         for spec in specs[name]:
             if not known.get(re.split("[:+]", spec)[0], {}).get("zero_stays_zero", True):
                 moving.append(f"{name} ({spec})")
-    return f"zeros do not stay zero, so padding rows move: {names.shorten(moving)}; rules give them another spec" if moving else ""
+    return f"zeros do not stay zero, so padding rows change: {names.shorten(moving)}; use rules to give them another spec" if moving else ""
 
 
 def sorted_out(ddp) -> tuple[list, list]:
@@ -322,8 +322,8 @@ def _exchanged(ddp, parameters: list, sparse: bool) -> set[int]:
     for some in (awake, everything):
         if len(some) == count:
             return some
-    raise errors.error("unsupported", "parameters were frozen or woken since DDP was made, in a model with sparse gradients: which ones "
-                       "DDP exchanges cannot be told", "attach right after wrapping")
+    raise errors.error("unsupported", "parameters of a model with sparse gradients were frozen or unfrozen after DDP was created: it is unknown which ones "
+                       "DDP exchanges", "attach right after wrapping")
 
 
 def other_hook(ddp) -> str | None:
@@ -335,11 +335,11 @@ def other_hook(ddp) -> str | None:
 def _refuse_hook(ddp) -> None:
     other = other_hook(ddp)
     if other == laconic_hook.__qualname__:
-        raise errors.error("unsupported", "laconic is attached to this model already",
-                           "use the handle that the first attach gave, laconic.handle_of(model); its set() changes the spec")
+        raise errors.error("unsupported", "laconic is already attached to this model",
+                           "use the existing handle, laconic.handle_of(model); its set() changes the spec")
     if other is not None:
         raise errors.error("unsupported", f"this model already has a communication hook ({other})",
-                           "DDP takes one hook only: wrap the model again and attach laconic first")
+                           "DDP accepts one hook only: wrap the model again and attach laconic first")
     if ddp._use_python_reducer:  # noqa: SLF001
         raise errors.error("unsupported", "torch._dynamo.config.optimize_ddp is 'python_reducer', which traces hooks",
                            "leave optimize_ddp at its default: torch.compile then works with laconic")

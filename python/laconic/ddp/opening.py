@@ -93,7 +93,7 @@ class Opened:
 
     def _check_cards(self, cards: list) -> None:
         """What the library does not compare. `cards`: of every rank, in rank order."""
-        for what, at in (("warmup", 0), ("the number of parameters that no codec takes", 1)):
+        for what, at in (("warmup", 0), ("the number of parameters that no codec supports", 1)):
             other = next((r for r, card in enumerate(cards) if card[at] != cards[0][at]), None)
             if other is not None:
                 raise errors.error("ranks_disagree", f"{what} is {cards[0][at]} on rank 0 and {cards[other][at]} on rank {other}",
@@ -108,7 +108,7 @@ class Opened:
 
     def explain(self) -> dict:
         explained, stage = self.worker.explain(), self.stage
-        foreign = [{"name": name, "elements": p.numel(), "codec": "none", "reason": f"no codec takes {reason}"}
+        foreign = [{"name": name, "elements": p.numel(), "codec": "none", "reason": f"no codec supports {reason}"}
                    for name, p, reason in self.parameters.foreign]
         return {**explained, "warmup": self.warmup, "device": str(stage.device), "path": stage.path, "threads": self.threads,
                 "exchange_backend": self.sibling.backend, "parameters": explained["parameters"] + foreign}
@@ -124,23 +124,23 @@ class Opened:
             text = (f"{e['spec']}: nothing to compress in {len(e['parameters'])} tensors ({_why_all_raw(e)}): PyTorch's own "
                     f"all-reduce; {text}")
             if self.servers is not None:
-                text += "; the aggregator has nothing to do"
+                text += "; the aggregator is not used"
         else:
             specs, strategy = _told(e)
             text = (f"{specs} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements)"
-                    f"{strategy}; {e['uncompressed_elements']} elements as they are; {text}")
+                    f"{strategy}; {e['uncompressed_elements']} elements uncompressed; {text}")
             if self.servers is not None:
                 text += f"; {self.servers}"
             if any(registered.find(p["codec"]) for p in packed):
-                text += "; a registered codec runs in Python, slowly, for trying ideas"
+                text += "; a registered codec runs in Python and is slow: use it to try ideas"
             if self.warmup > self.worker.step:
                 text += f"; uncompressed for {self.warmup - self.worker.step} steps"
         if self.parameters.foreign:
             named = names.shorten(f"{name} ({reason})" for name, _, reason in self.parameters.foreign)
-            text += f"; PyTorch's own all-reduce for what no codec takes: {named}"
+            text += f"; PyTorch's own all-reduce for parameters that no codec supports: {named}"
         if not all_raw and self.worker.engine.limiter is None:
             if self.one_machine and "LACONIC_LAB" not in os.environ:
-                text += "; all ranks are on this machine, where compression cannot pay: no network is in between"
+                text += "; all ranks are on this machine, so compression cannot help: no network connects them"
         return text
 
 
@@ -160,5 +160,5 @@ def _why_all_raw(explained: dict) -> str:
     if explained["spec"] == "none" and not explained["down"]:
         return "none does not compress"
     if not explained["parameters"]:
-        return "there is none that a codec takes"
+        return "no codec supports any"
     return f"none has more than {explained['small_elements']} elements"

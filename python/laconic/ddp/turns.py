@@ -14,8 +14,8 @@ from ..core.errors import LaconicError
 
 
 def refused(call: str) -> LaconicError:
-    return errors.error("exchange_order", f"{call} was called within a step: backward() has not ended, or has failed",
-                        "call it between two steps; a signal handler saves the state that was taken there last")
+    return errors.error("exchange_order", f"{call} was called during a step: backward() has not finished, or has failed",
+                        "call it between steps; a signal handler can save the last state taken there")
 
 
 class Turns:
@@ -64,8 +64,8 @@ class Turns:
             with self._changed:
                 while self._asking[0] is not thread and not over():
                     if time.monotonic() >= deadline:
-                        raise errors.error("timed_out", f"{name}: the step under way has not ended within {seconds:g} s",
-                                           "a peer stands still, or backward() has failed")
+                        raise errors.error("timed_out", f"{name}: the current step did not complete within {seconds:g} s",
+                                           "a peer has stopped, or backward() failed")
                     self._changed.wait(GLANCE)
             yield
         finally:

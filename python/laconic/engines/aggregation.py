@@ -80,7 +80,7 @@ class Servers:
                                               ("deadline_ms", deadline_ms != DEADLINE_MS), ("auth", auth != "header"),
                                               ("multicast", multicast)) if given]
             if alone or aggregator is not None:
-                raise errors.error("invalid_argument", f"{alone[0]} is given and no aggregator" if alone else "aggregator is empty",
+                raise errors.error("invalid_argument", f"{alone[0]} is set, but no aggregator" if alone else "aggregator is empty",
                                    'aggregator="HOST:PORT", where `laconic serve` listens')
             return None
         token = os.environ.get("LACONIC_TOKEN_FILE") or None if token is None else os.fspath(token)
@@ -226,7 +226,7 @@ class AggregatingEngine:
         timeout = self.inner.timeout
         if timeout < self.servers.timeout and time.monotonic() - since > timeout:
             raise errors.error("timed_out", f"no sum from {', '.join(self.servers.addresses)} within {timeout:g} s",
-                               "see whether a rank stands still")
+                               "check whether a rank has stopped")
 
     def wait(self, batch: _Batch) -> None:
         glance = functools.partial(self._glance, time.monotonic())
@@ -292,9 +292,9 @@ def of(options: ServerOptions, *, strategy: str, limiter=None) -> Servers | None
     """As Servers.of, for an exchange by `strategy` over a network that `limiter` emulates."""
     servers = Servers.of(options)
     if servers is not None and strategy not in ("auto", "server_sum"):
-        raise errors.error("invalid_argument", f"an aggregator is named, and strategy {strategy!r}", "leave the strategy out")
+        raise errors.error("invalid_argument", f"aggregator= excludes strategy {strategy!r}", "omit strategy")
     if servers is not None and limiter is not None:
-        raise errors.error("unsupported", "an emulated link holds no datagrams back", "laconic lab without --emulate")
+        raise errors.error("unsupported", "an emulated link cannot limit datagrams", "use laconic lab without --emulate")
     return servers
 
 
@@ -308,13 +308,13 @@ def agree(engine, servers: Servers | None) -> None:
     at = next(i for i, (one, two) in enumerate(zip(mine, theirs)) if one != two)
     what = ("the aggregator", "quorum", "deadline_ms", "auth", "multicast")
     differs = f"{what[at]} is {mine[at]} on rank 0 and {theirs[at]} on rank {other}" if at < len(what) else \
-        f"the token is another one on rank 0 than on rank {other}"
+        f"the token differs between rank 0 and rank {other}"
     raise errors.error("ranks_disagree", differs, "give every rank the same call, file and LACONIC_* variables")
 
 
 def without_codes(error: LaconicError, spec: str) -> LaconicError:
     """The library's refusal, in the words of the call."""
     if error.name == "unsupported" and "not quantized values that add" in error.message:
-        return errors.error("unsupported", f"{spec}: an aggregator adds codes, and this spec has none",
-                            'a spec that has them ("thc:bits=4"), or no aggregator= and no LACONIC_AGGREGATOR')
+        return errors.error("unsupported", f"{spec}: an aggregator adds quantized values, and this spec sends none",
+                            'use thc ("thc:bits=4"), or remove aggregator= and LACONIC_AGGREGATOR')
     return error

@@ -114,7 +114,7 @@ class Faults:
         if isinstance(error, LaconicError):  # beside the group: it says what it is
             own = error.message
         elif age > 0.8 * self.timeout:  # Gloo's own time-outs close connections, too
-            own = (f"rank {peer} did not answer" if peer is not None else "a collective did not end") + f" within {self.timeout:g} s"
+            own = (f"rank {peer} did not answer" if peer is not None else "a collective did not complete") + f" within {self.timeout:g} s"
         else:
             own = self._who(error, time.monotonic() + 0.5 if lost else 0.0)
         return _within(0.5, lambda: self._tell(own))[0] or own

@@ -117,7 +117,7 @@ def _wait(store, keys, rank: int, patience: float) -> None:
         if not absent or rank in absent or left <= 0:
             raise
     if rank == min(set(range(len(keys))).difference(absent)):
-        environment.say(f"waiting for rank {listed(absent)} to attach; the others wait for at most {left:.0f} s more",
+        environment.say(f"waiting for rank {listed(absent)} to attach; the other ranks wait for at most {left:.0f} s more",
                         logging.WARNING)
     store.wait(keys, datetime.timedelta(seconds=left))
 
@@ -126,8 +126,8 @@ def _nobody_came(store, keys, rank, patience, error) -> LaconicError:
     absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
     if not absent or rank in absent:  # this rank's own word is there, unless the store is gone
         return errors.error("engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
-    return errors.error("timed_out", f"rank {listed(absent)} did not attach within {patience.total_seconds():g} s: was it started "
-                        "without laconic?", "every rank of the group calls laconic.attach, or runs under laconic.run")
+    return errors.error("timed_out", f"rank {listed(absent)} did not attach within {patience.total_seconds():g} s: is it running "
+                        "without laconic?", "call laconic.attach on every rank of the group, or start every rank under laconic.run")
 
 
 def speaks_for_node() -> bool:

@@ -71,7 +71,7 @@ def _need(file: str, what: str) -> str:
         hint = f"this wheel was built without {library}: apt install {packages} and build laconic from its source again"
     else:
         hint = f"apt install {packages} && scripts/build release {file.removeprefix('lib').removesuffix('.so')}"
-    raise errors.error("unsupported", f"{what} is not here: there is no {file} in {' or '.join(map(str, _folders()))}",
+    raise errors.error("unsupported", f"{what} was not found: there is no {file} in {' or '.join(map(str, _folders()))}",
                        f"{hint}, or set {variable} to a plug-in")
 
 
@@ -79,7 +79,7 @@ def _named(variable: str) -> str:
     """The plug-in that a variable names; "": none."""
     path = os.environ.get(variable, "")
     if "/" in path and not Path(path).exists():
-        raise errors.error("unsupported", f"{variable} is {path}, which is not there", f"unset {variable}, or correct it")
+        raise errors.error("unsupported", f"{variable} is {path}, which does not exist", f"unset {variable}, or correct it")
     return path
 
 
@@ -90,7 +90,7 @@ def mpi_path() -> str:
         return named
     for variable, file in _LAUNCHERS.items():
         if os.environ.get(variable):
-            return _need(file, f"the plug-in for {_PLUGINS[file][0]}, whose launcher has started this process,")
+            return _need(file, f"the plug-in for {_PLUGINS[file][0]}, whose launcher started this process,")
     found = [str(path) for path in map(_beside, _LAUNCHERS.values()) if path is not None]  # one process
     if not found:
         return _need(_OPENMPI, "the plug-in for MPI")
@@ -122,8 +122,8 @@ def _cannot_open(path: str, why: str) -> LaconicError:
     lacking = why.partition(": ")[0]
     if "/" in lacking or "/" not in path:
         return errors.error("engine_failed", why, "build or install the plug-in, or set another path")
-    library, packages, _ = _PLUGINS.get(Path(path).name, (lacking, "what brings it", ""))
-    return errors.error("unsupported", f"{library} is not here: {path} needs {why}",
+    library, packages, _ = _PLUGINS.get(Path(path).name, (lacking, "the package that provides it", ""))
+    return errors.error("unsupported", f"{library} was not found: {path} needs {why}",
                         f"apt install {packages}, or add the folder of {lacking} to LD_LIBRARY_PATH")
 
 
@@ -214,7 +214,7 @@ class PluginEngine:
         if self.failure is not None:
             raise self.failure
         if not self._close.alive:
-            raise errors.error("engine_failed", f"{self.name}: the engine was closed", "make another session")
+            raise errors.error("engine_failed", f"{self.name}: the engine is closed", "create another session")
 
     def probe_sums(self) -> int:
         return self.sums

@@ -18,7 +18,7 @@ def tell_record(explained: dict) -> bool:
     record = explained.get("record")
     if not record or not record["trouble"]:
         return False
-    environment.say(f"record: {record['trouble']}; training goes on, {record['steps']} steps are recorded", logging.WARNING)
+    environment.say(f"record: {record['trouble']}; training continues, {record['steps']} steps are recorded", logging.WARNING)
     return True
 
 

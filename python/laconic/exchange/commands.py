@@ -41,13 +41,13 @@ class Commands:
 
     def check_process(self) -> None:
         if self._forked:
-            raise errors.error("unsupported", "this process was forked from the one that trains, and laconic's thread is not in it",
-                               "call it in the process that has attached")
+            raise errors.error("unsupported", "this process is a fork of the training process and does not have laconic's thread",
+                               "call it in the process that attached")
 
     def check_open(self) -> None:
         self.check_process()
         if self.closed:
-            raise errors.error("invalid_argument", "this model's handle was closed", "wrap the model again and attach again")
+            raise errors.error("invalid_argument", "this model's handle is closed", "wrap the model again and attach again")
 
     def put(self, command) -> None:
         self._lane.put(command)
@@ -84,7 +84,7 @@ class Commands:
             try:
                 callback()
             except BaseException as error:  # noqa: BLE001  nobody waits for this thread
-                environment.say(f"rank {self._rank}: at the end of a model: {type(error).__name__}: {error}", logging.WARNING)
+                environment.say(f"rank {self._rank}: while closing a model: {type(error).__name__}: {error}", logging.WARNING)
         self._at_end.clear()
         self._over.set()
         self._leave()

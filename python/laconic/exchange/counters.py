@@ -115,7 +115,7 @@ class Reports:
                             'stats()["residual_resets"] counts them', logging.WARNING)
         if longer and self._session.rank == 0:
             environment.say(f"more is sent than PyTorch's own all-reduce would send ({stats['ratio']:.2f} : 1 after "
-                            f"{stats['steps']} steps): choose another spec or strategy, or train without laconic",
+                            f"{stats['steps']} steps): use another spec or strategy, or train without laconic",
                             logging.WARNING)
 
     def end(self, free) -> None:

@@ -69,11 +69,11 @@ class CSession:
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
-            raise errors.error("invalid_argument", f"strategy {strategy!r} is not known",
+            raise errors.error("invalid_argument", f"unknown strategy {strategy!r}",
                                "one of " + ", ".join(STRATEGIES))
         spec, rules, self.own = registered.named(spec, rules, parameters)
         if registered.find(down):
-            raise errors.error("unsupported", f"down={down!r}: payloads of a registered codec are gathered",
+            raise errors.error("unsupported", f"down={down!r}: a registered codec supports gather_all only",
                                "use another codec for down, such as int8")
         tables = [ctypes.pointer(codec.table) for codec in self.own]
         spec, seed = text("spec", spec), whole("seed", seed, 0, U64)

@@ -184,8 +184,8 @@ class Exchanges:
         """The engine has failed, or the worker ends, in the middle of a step: what is in flight, or waits for it, goes back into the
         residuals, and nothing is exchanged any more."""
         if self._begun:
-            self.driver.break_off(self.broken or engine_failed(RuntimeError("the handle ended in the middle of a step, whose exchanges "
-                                                                            "were undone")))
+            self.driver.break_off(self.broken or engine_failed(RuntimeError("the handle was closed mid-step; its exchanges "
+                                                                            "were rolled back")))
 
     def agreed(self, what, *arguments):
         """What `what(*arguments)` gives, a round between two jobs that every rank takes part in."""

@@ -25,13 +25,13 @@ class Units:
         groups = getattr(optimizer, "param_groups", None)
         if not isinstance(groups, list) or not groups or not all(isinstance(g, dict) and "lr" in g and "params" in g for g in groups):
             raise errors.error("invalid_argument", f"{type(optimizer).__name__} has no param_groups with a learning rate",
-                               "give the torch optimizer that takes this model's gradients")
+                               "pass the torch optimizer that uses this model's gradients")
         if any(optimizer is other for other, _ in self._followed):
             return
         listed = self._listed(optimizer)
         if not any(names for _, names in listed):
-            raise errors.error("invalid_argument", f"{type(optimizer).__name__} has none of the parameters that are exchanged",
-                               "give the torch optimizer that takes this model's gradients")
+            raise errors.error("invalid_argument", f"{type(optimizer).__name__} has none of the exchanged parameters",
+                               "pass the torch optimizer that uses this model's gradients")
         self._followed.append((optimizer, listed))
 
     def second_leg(self, explained: dict) -> str | None:
@@ -39,8 +39,8 @@ class Units:
         dividing = [kind for optimizer, _ in self._followed for kind in type(optimizer).__mro__ if kind.__name__ in DIVIDING]
         if not dividing or explained["strategy"] != "two_shot" or not explained["feedback"]:
             return None
-        return (f"{dividing[0].__name__} divides by the size of what arrives, and means are encoded a second time: strategy='gather_all' loses "
-                f"about half as much, for {explained['world'] / 2:g} times the bytes; laconic.ShardedOptimizer encodes what is behind the optimizer")
+        return (f"{dividing[0].__name__} normalizes gradients, and means are encoded a second time: strategy='gather_all' loses "
+                f"about half as much, for {explained['world'] / 2:g} times the bytes; laconic.ShardedOptimizer encodes updates instead of gradients")
 
     def _listed(self, optimizer) -> list:
         return [(len(g["params"]), [self._names[id(p)] for p in g["params"] if id(p) in self._names]) for g in optimizer.param_groups]

@@ -48,8 +48,8 @@ class Residuals:
             return
         self.scales_ignored += 1
         if self.scales_ignored == 1:
-            environment.say(f"rank {self._session.rank}: residuals cannot follow the loss scale from {self._unit:g} to {scale:g} and stay as they "
-                            'are; stats()["scales_ignored"] counts such changes', logging.WARNING)
+            environment.say(f"rank {self._session.rank}: residuals cannot follow the loss scale from {self._unit:g} to {scale:g} and are left "
+                            'unchanged; stats()["scales_ignored"] counts such changes', logging.WARNING)
 
     def _follow_rates(self, rates: dict[str, float]) -> None:
         """A residual r under the rate η is a step of η·r that was not made: under η' it is r·η/η' (Karimireddy et al., ICML 2019)."""
@@ -92,7 +92,7 @@ class Residuals:
 
         def load() -> None:
             if session.sets != sets:  # the entries are others
-                raise errors.error("exchange_order", "set was called between the check of a state and its load", "load it again")
+                raise errors.error("exchange_order", "set was called between prepare() and the load of a state", "load it again")
             for address, values in ready:
                 if values.numel():
                     ctypes.memmove(address, values.data_ptr(), 4 * values.numel())

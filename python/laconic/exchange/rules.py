@@ -29,7 +29,7 @@ def given(rules) -> list[dict]:
     if isinstance(rules, (str, os.PathLike)):
         source, rules = os.fspath(rules), _read(os.fspath(rules))
     if not isinstance(rules, (list, tuple)):
-        raise errors.error("invalid_argument", f"rules is {rules!r}", 'a list of dicts, as [{"match": "*embed*", "spec": "none"}], or a path')
+        raise errors.error("invalid_argument", f"rules is {rules!r}", 'use a list of dicts, such as [{"match": "*embed*", "spec": "none"}], or a path')
     return [_checked(rule, f"{source}: rule {i}") for i, rule in enumerate(rules, 1)]
 
 

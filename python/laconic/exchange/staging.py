@@ -30,19 +30,19 @@ def stage_for(parameters):
     first, device = parameters[0][0], parameters[0][1].device
     other = next(((name, p.device) for name, p in parameters if p.device != device), None)
     if other is not None:
-        raise errors.error("unsupported", f"parameter {first} lies on {device}, parameter {other[0]} on {other[1]}",
-                           "all parameters that are exchanged lie on one device of each rank")
+        raise errors.error("unsupported", f"parameter {first} is on {device}, parameter {other[0]} on {other[1]}",
+                           "put all exchanged parameters of a rank on one device")
     if device.type == "cpu":
         return InPlace()
     if not hasattr(torch, "accelerator"):
-        raise errors.error("unsupported", f"parameter {first} lies on {device}, and torch {torch.__version__} has no "
+        raise errors.error("unsupported", f"parameter {first} is on {device}, and torch {torch.__version__} has no "
                            "torch.accelerator", "gradients on an accelerator need torch 2.6 or newer")
     if not torch.distributed.is_gloo_available():
-        raise errors.error("unsupported", f"parameter {first} lies on {device}, and torch {torch.__version__} has no Gloo, over which "
+        raise errors.error("unsupported", f"parameter {first} is on {device}, and torch {torch.__version__} has no Gloo, over which "
                            "gradients of an accelerator are exchanged", "install a build of torch with Gloo, as PyPI's are")
     here = torch.accelerator.current_accelerator()
     if here is None or here.type != device.type:
-        raise errors.error("unsupported", f"parameter {first} lies on {device}, which is no accelerator of this torch",
+        raise errors.error("unsupported", f"parameter {first} is on {device}, which is not an accelerator of this torch",
                            "move the model to the CPU or to torch.accelerator.current_accelerator()")
     return HostStage(device)
 
@@ -263,7 +263,7 @@ def _kept_for(ticket: Ticket):
 
 def copy_failed(error: BaseException, way: str) -> LaconicError:
     return errors.error("peer_failed", f"gradients could not be copied {way}: {type(error).__name__}: {error}",
-                        "look at this rank's device")
+                        "check this rank's device")
 
 
 @contextlib.contextmanager

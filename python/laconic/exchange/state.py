@@ -24,7 +24,7 @@ def in_units_of_gradients(name: str) -> bool:
 
 def corrupt(what: str) -> LaconicError:
     return errors.error("state_corrupt", f"the state is damaged: {what}",
-                        "pass what state_dict() gave on this rank, or use an older checkpoint")
+                        "pass this rank's state_dict(), or use an older checkpoint")
 
 
 def fingerprint(parameters) -> str:
@@ -73,7 +73,7 @@ def check_seal(state: dict) -> None:
     """Earlier releases have saved none. The state's fields have been checked."""
     if state["header"].get("fingerprint", told := _whole(state)) != told:
         raise errors.error("state_corrupt", "the state is damaged: its parts were not saved together",
-                           "pass what state_dict() gave on this rank, or use an older checkpoint; for torch.distributed.checkpoint "
+                           "pass this rank's state_dict(), or use an older checkpoint; for torch.distributed.checkpoint "
                            "there is laconic.checkpointable(handle)")
 
 

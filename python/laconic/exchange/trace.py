@@ -75,7 +75,7 @@ class Trace:
         self._left -= 1
         self._file.write(json.dumps({**event, "pid": self._rank}) + ",\n")
         if self._left == 0:
-            environment.say(f"rank {self._rank}: {VARIABLE} has its {LIMIT} events and goes no further", logging.WARNING)
+            environment.say(f"rank {self._rank}: {VARIABLE} has reached its limit of {LIMIT} events and stops", logging.WARNING)
             self.close()
 
 

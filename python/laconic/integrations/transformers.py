@@ -53,7 +53,7 @@ class LaconicCallback(TrainerCallback):
         if state.global_step > 0:
             _shared.resume(self.handle, [state_file(folder, self.handle.rank) for folder in self._folders(args, state)])
         if _searches(state):
-            _shared.say_once("a hyperparameter search has its checkpoints where no callback sees them: states are not saved")
+            _shared.say_once("callbacks do not see the checkpoints of a hyperparameter search: states are not saved")
 
     def on_save(self, args, state, control, **_):
         """After the Trainer has written its checkpoint, on all ranks."""
@@ -110,6 +110,6 @@ def _why(args, model) -> str:
         return "this Trainer trains with FSDP, whose sharded gradients this version does not exchange"
     held = len(_wrappers(model))
     if held > 1:
-        return (f"{held} DistributedDataParallel wrappers hold this model and the Trainer does not tell which one is its own; "
-                "let go of the other Trainer first")
+        return (f"{held} DistributedDataParallel wrappers hold this model and the Trainer does not say which one it uses; "
+                "delete the other Trainer first")
     return "this Trainer has not wrapped its model in DistributedDataParallel"

@@ -125,8 +125,8 @@ def start(options) -> None:
 def _options() -> types.SimpleNamespace:
     options = _options_from(os.environ.get(VARIABLE, ""))
     if options is None:
-        raise errors.error("invalid_argument", f"{VARIABLE} does not hold what laconic.run has written there",
-                           f"leave {VARIABLE} alone; start the script with `python -m laconic.run`")
+        raise errors.error("invalid_argument", f"{VARIABLE} was changed after laconic.run set it",
+                           f"do not set {VARIABLE}; start the script with `python -m laconic.run`")
     return options
 
 
@@ -237,7 +237,7 @@ def _scaler(group):
     """The GradScaler in use: residuals have to follow its scale. Of several, none can be told to be this model's."""
     enabled = [scaler for scaler in _process.scalers if scaler.is_enabled()]
     if len(enabled) > 1:
-        _warn_on_first(group, f"the script has {len(enabled)} GradScalers: residuals do not follow a scale that changes; call "
+        _warn_on_first(group, f"the script has {len(enabled)} GradScalers: residuals cannot follow a changing scale; call "
                        "laconic.attach(model, scaler=...) in the script")
     return enabled[0] if len(enabled) == 1 else None
 
@@ -312,9 +312,9 @@ def _resume(model: Model, options) -> None:
 
 def _stand_aside(wrapper, hook: str) -> None:
     whose = "the script attaches laconic itself" if hook == "laconic_hook" else (
-        f"the script has a communication hook of its own ({hook})")
-    state = "; --state keeps nothing of this model" if _options().state else ""
-    _warn_on_first(wrapper.process_group, f"{whose}; standing aside{state}")
+        f"the script registered its own communication hook ({hook})")
+    state = "; --state saves nothing for this model" if _options().state else ""
+    _warn_on_first(wrapper.process_group, f"{whose}; laconic.run leaves this model as it is{state}")
 
 
 def _all_keep_state(group, options) -> bool:
@@ -325,11 +325,11 @@ def _all_keep_state(group, options) -> bool:
     said = Meeting(group, WITH_STATE if options.state else UNDER_RUN).words
     alone = [rank for rank, word in enumerate(said) if word not in (UNDER_RUN, WITH_STATE)]
     if alone:
-        raise errors.error("ranks_disagree", f"rank {listed(alone)} calls laconic.attach and is not under laconic.run, as the "
+        raise errors.error("ranks_disagree", f"rank {listed(alone)} calls laconic.attach and does not run under laconic.run, as the "
                            "others are", "start every rank the same way")
     without = [rank for rank, word in enumerate(said) if word == UNDER_RUN]
     if WITH_STATE in said and without:
-        _warn_on_first(group, f"rank {listed(without)} runs without --state: no rank keeps or loads a state")
+        _warn_on_first(group, f"rank {listed(without)} runs without --state: no rank saves or loads state")
     return not without
 
 

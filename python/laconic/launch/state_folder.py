@@ -171,7 +171,7 @@ class Keeper:
             ordinal, step = max(common, key=lambda key: (key[0] == self.ordinal, key[1]))
             offers[(ordinal, step)]()
             self._saved_step = step
-            self._tell(f"{self._name} continues with the residuals of step {step} in {self._folder}{_but(reasons)}")
+            self._tell(f"{self._name} resumes with the residuals of step {step} in {self._folder}{_but(reasons)}")
         else:
             self._tell(f"the residuals of {self._name} start at zero: {_why(reasons)}", worth=_worth(reasons))
         self._updates = Updates(self.handle)
@@ -208,12 +208,12 @@ class Keeper:
         if not found:
             return f"no state in {self._folder}"
         if fits:
-            return f"the states in {self._folder} are of {fits[0][0].world} ranks"
+            return f"the states in {self._folder} are for {fits[0][0].world} ranks"
         steps = [name.step for name, _ in found if name.model == self._model]
         if not steps:
-            return f"the states in {self._folder} are of other models"
-        return (f"no state in {self._folder} has these parameters, the newest is of step {max(steps)}: "
-                "--state-every has to divide the steps between checkpoints")
+            return f"the states in {self._folder} are for other models"
+        return (f"no state in {self._folder} has these parameters, the newest is from step {max(steps)}: "
+                "--state-every must divide the steps between checkpoints")
 
     def _prepare(self, name: Name, path: Path):
         """Checked whole; the archive's own checksums are not looked at by torch."""
@@ -223,7 +223,7 @@ class Keeper:
         load = self.handle.prepare(state)
         told = fingerprint(state["tensors"].items()) if "tensors" in content else None
         if told != content.get("tensors") or state["step"] != name.step:
-            raise corrupt(f"{path.name} does not hold what was written")
+            raise corrupt(f"{path.name} does not contain what was written")
         return load
 
 
@@ -238,7 +238,7 @@ def _card(ordinal: int, keys: list, reason: str) -> str:
 
 def _why(reasons: list[str]) -> str:
     if len(set(reasons)) == 1:
-        return reasons[0] or "no state is of the same step on all ranks"
+        return reasons[0] or "no state is from the same step on all ranks"
     return _by_rank(reasons)
 
 

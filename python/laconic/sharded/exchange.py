@@ -111,7 +111,7 @@ class Exchange:
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.ShardedOptimizer)")
-        session.check(cards_of_all(self._engine, session, failure, "make its optimizer"))
+        session.check(cards_of_all(self._engine, session, failure, "create its optimizer"))
         compare(self._engine, settings)
         self.session = session
         session.trace = trace.from_environment(self.rank, session.window)
@@ -131,10 +131,10 @@ class Exchange:
 
     def check_open(self) -> None:
         if os.getpid() != self._process:
-            raise errors.error("unsupported", "this process was forked from the one that trains, and laconic's thread is not in it",
-                               "call it in the process that has made the optimizer")
+            raise errors.error("unsupported", "this process is a fork of the training process and does not have laconic's thread",
+                               "call it in the process that created the optimizer")
         if self._last_words is not None:
-            raise errors.error("invalid_argument", "this optimizer was closed", "make another one")
+            raise errors.error("invalid_argument", "this optimizer is closed", "create another one")
 
     def _ended(self, _tokens, _parts, _error) -> None:
         """Of a bucket: what failed, turns and pull tell."""

@@ -87,7 +87,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             group = dist.group.WORLD
         world = 1 if group is None else dist.get_world_size(group)
         if world < 1:
-            raise errors.error("invalid_argument", "this rank is not in the group", "ranks of the group make the optimizer")
+            raise errors.error("invalid_argument", "this rank is not in the group", "create the optimizer on the ranks of the group only")
         meeting = _meet(group, disabled, refusal) if world > 1 else None
         if refusal is not None:
             raise refusal
@@ -145,8 +145,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._scaler is None and getattr(self, "grad_scale", None) is not None:
-            raise errors.error("invalid_argument", "a GradScaler steps an optimizer that does not know it",
-                               "ShardedOptimizer(..., scaler=scaler): residuals follow the scale")
+            raise errors.error("invalid_argument", "the optimizer does not have the GradScaler that steps it",
+                               "pass it: ShardedOptimizer(..., scaler=scaler)")
         moved = self._work.step(self.param_groups)
         if self._scaler is not None:
             self._tell_scaler(not moved)
@@ -168,7 +168,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict) -> None:
         """Only while it is made: ranks agree on the parameters then."""
         if hasattr(self, "_work"):
-            raise errors.error("unsupported", "parameters are the model's when the optimizer is made", "groups= takes torch's parameter groups")
+            raise errors.error("unsupported", "parameters cannot be added after the optimizer was created", "pass torch's parameter groups to groups=")
         super().add_param_group(param_group)
 
     # ---- what users ask ---------------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._work.close()
 
     def __getstate__(self):
-        raise errors.error("unsupported", "a ShardedOptimizer belongs to its process", "save state_dict() or full_state_dict()")
+        raise errors.error("unsupported", "a ShardedOptimizer cannot be copied or pickled", "save state_dict() or full_state_dict() instead")
 
 
 # ---- set-up ---------------------------------------------------------------------------------------------------------------------------
@@ -242,11 +242,11 @@ def _meet(group, disabled: bool, refusal: LaconicError | None) -> Meeting:
     meeting = Meeting(group, str(refusal) if refusal is not None else DISABLED if disabled else "")
     for rank, said in enumerate(meeting.words):
         if said not in ("", DISABLED) and refusal is None:
-            raise errors.error("ranks_disagree", f"rank {rank} could not make its optimizer: {said}",
+            raise errors.error("ranks_disagree", f"rank {rank} could not create its optimizer: {said}",
                                "give every rank the same call and LACONIC_* variables")
     if refusal is None and len(set(meeting.words)) > 1:
         on, off = meeting.words.index(DISABLED), meeting.words.index("")
-        raise errors.error("ranks_disagree", f"{DISABLED} is set on rank {on} and not on rank {off}", "set it for all ranks or for none")
+        raise errors.error("ranks_disagree", f"{DISABLED} is set on rank {on} and not on rank {off}", "set it on all ranks or on none")
     return meeting
 
 
@@ -258,7 +258,7 @@ def _same_parameters(exchange: Exchange, trained: Trained, sync: bool) -> None:
         return
     if not sync:
         exchange.close()
-        raise errors.error("ranks_disagree", f"the parameters of rank {other} are not those of rank 0",
-                           "sync_parameters=True gives all ranks those of rank 0")
+        raise errors.error("ranks_disagree", f"the parameters of rank {other} differ from those of rank 0",
+                           "sync_parameters=True copies those of rank 0 to all ranks")
     exchange.broadcast(trained.host)
     trained.written()

@@ -83,8 +83,8 @@ class Pushes:
         bucket = self._bucket_of[i]
         if bucket < self._next:
             self.failure = self.failure or errors.error(
-                "exchange_order", f"parameter {self._names[i]} got another gradient after it had been pushed",
-                "steps so far had fewer backward() calls: run all but a step's last one inside of optimizer.no_sync()")
+                "exchange_order", f"parameter {self._names[i]} received another gradient after its gradient was pushed",
+                "earlier steps had fewer backward() calls: run all but a step's last one inside optimizer.no_sync()")
             return
         if self._came[i] != self._expected(i):
             return
@@ -102,7 +102,7 @@ class Pushes:
         except LaconicError as error:
             self.failure = self.failure or error
         except RuntimeError as error:
-            self.failure = self.failure or errors.error("peer_failed", f"gradients could not be copied: {error}", "look at this rank's device")
+            self.failure = self.failure or errors.error("peer_failed", f"gradients could not be copied: {error}", "check this rank's device")
         self._push()(number, self.failure)
 
     def _fill(self, bucket: Bucket) -> None:
@@ -112,7 +112,7 @@ class Pushes:
                 place.zero_()
             elif gradient.layout != torch.strided or gradient.is_complex():
                 kind = "complex" if gradient.is_complex() else "sparse"
-                raise errors.error("unsupported", f"the gradient of {self._names[i]} is {kind}", "this optimizer takes dense gradients of real numbers")
+                raise errors.error("unsupported", f"the gradient of {self._names[i]} is {kind}", "use dense, real gradients")
             else:
                 place.copy_(gradient.detach().reshape(-1))
 

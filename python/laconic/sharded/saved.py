@@ -92,8 +92,8 @@ def load(work: Alone | Spread, groups: list[dict], state: dict) -> None:
     if not isinstance(state, dict):
         raise corrupt(f"it is a {type(state).__name__}, not a dict")
     if "laconic" not in state:
-        raise errors.error("state_version", "state: this is not what a ShardedOptimizer's state_dict gave",
-                           "load_full_state_dict takes what full_state_dict, or a plain optimizer, gave")
+        raise errors.error("state_version", "state: this is not the state_dict of a ShardedOptimizer",
+                           "use load_full_state_dict for the state of full_state_dict or of a plain optimizer")
     _check_groups(groups, state)
     own = state["laconic"]
     check_fields("laconic", own, {"version", "world", "step"}, {"header", "tensors", "small"})
@@ -102,7 +102,7 @@ def load(work: Alone | Spread, groups: list[dict], state: dict) -> None:
     world = 1 if isinstance(work, Alone) else work.exchange.world
     if check_number("world", own["world"], U64) != world:
         raise errors.error("state_world", f"state: expected {world} ranks, found {own['world']}",
-                           "full_state_dict() before, load_full_state_dict() here: that goes into any world")
+                           "use full_state_dict() and load_full_state_dict(): they work with any number of ranks")
     step = check_number("step", own["step"], U64 >> 1)
     if isinstance(work, Alone):
         work.optimizer.load_state_dict({"state": state["state"], "param_groups": work.optimizer.state_dict()["param_groups"]})
@@ -192,8 +192,8 @@ def _described(work: Spread) -> tuple[list[dict], torch.Tensor]:
 
 def load_full(work: Alone | Spread, groups: list[dict], state: dict) -> None:
     if not isinstance(state, dict) or "laconic" in state:
-        raise errors.error("state_version", "state: this is not what full_state_dict, or a plain optimizer's state_dict, gave",
-                           "load_state_dict takes one rank's state")
+        raise errors.error("state_version", "state: this is not the state of full_state_dict or of a plain optimizer",
+                           "use load_state_dict for one rank's state")
     _check_groups(groups, state)
     trained, masters = work.trained, state.get("masters")
     if masters is not None:

@@ -36,7 +36,7 @@ def digest(said: str) -> bytes:
 def differing(told: list[dict]) -> LaconicError | None:
     """Of all ranks' settings, what differs first, with the first rank where it is another than on rank 0."""
     for key in sorted(set().union(*told)):
-        values = [settings.get(key, "not there") for settings in told]
+        values = [settings.get(key, "missing") for settings in told]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:
             return errors.error("ranks_disagree", f"{key} is {values[0]} on rank 0 and {values[other]} on rank {other}",

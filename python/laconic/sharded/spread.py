@@ -74,7 +74,7 @@ class Spread:
         pushes = self.pushes
         if not pushes.any:
             pushes.failure = errors.error("exchange_order", "step() was called without a backward() before it",
-                                          "loss.backward() first, on every rank")
+                                          "call loss.backward() first, on every rank")
         pushes.rest()
         failure = pushes.failure or self._ready()
         said = settings.text(settings.of_groups(groups))
@@ -105,7 +105,7 @@ class Spread:
         """Masters have begun, and parameters are where pulls write; or why not."""
         try:
             if not 0 < self._scale < math.inf:
-                raise errors.error("non_finite", f"the loss scale is {self._scale}", "make another GradScaler")
+                raise errors.error("non_finite", f"the loss scale is {self._scale}", "create another GradScaler")
             moved = self.trained.moved()
             if not self._begun:
                 self.take_parameters()
@@ -139,15 +139,15 @@ class Spread:
         changed = [name for name in self.trained.changed_elsewhere() if name not in small]
         if changed:
             self._warned = True
-            environment.say(f"rank {self.exchange.rank}: {changed[0]} was changed by something else than its optimizer, whose masters keep "
-                            "their values: the next steps undo the change", logging.WARNING)
+            environment.say(f"rank {self.exchange.rank}: {changed[0]} was changed outside its optimizer, whose master copies keep "
+                            "their values: the next steps will undo the change", logging.WARNING)
 
     def _differing(self, said: str) -> LaconicError:
         try:
             self.exchange.compare(said)
         except LaconicError as error:
             return error
-        return errors.error("ranks_disagree", "ranks have other hyperparameters", "give every rank the same schedule")
+        return errors.error("ranks_disagree", "ranks have different hyperparameters", "give every rank the same schedule")
 
     def _pulled(self, factor: float) -> None:
         means = {i: place for bucket in self._buckets for i, place in zip(bucket.parameters, bucket.places) if i in self.inner.small}
@@ -202,7 +202,7 @@ class Alone:
     def step(self, groups: list[dict]) -> bool:
         gradients = [p.grad for p in self.trained.parameters if p.grad is not None]
         if not gradients:
-            raise errors.error("exchange_order", "step() was called without a backward() before it", "loss.backward() first, on every rank")
+            raise errors.error("exchange_order", "step() was called without a backward() before it", "call loss.backward() first, on every rank")
         self.step_number += 1
         norm = float(torch.nn.utils.get_total_norm(gradients)) if hasattr(torch.nn.utils, "get_total_norm") else \
             float(torch.stack([g.float().norm() for g in gradients]).norm())
@@ -234,4 +234,4 @@ class Alone:
         """Holds nothing."""
 
 
-ALONE = "one rank pushes to nobody: the optimizer is torch's own"
+ALONE = "one rank has nothing to exchange: torch's optimizer is used"

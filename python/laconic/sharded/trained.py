@@ -18,26 +18,26 @@ ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "A
 def check_optimizer(cls, elementwise: bool) -> None:
     """LaconicError for anything but a class whose steps may be cut at any element."""
     if isinstance(cls, torch.optim.Optimizer):
-        raise errors.error("invalid_argument", f"an optimizer was given, {type(cls).__name__}, not a class",
+        raise errors.error("invalid_argument", f"expected an optimizer class, got an instance of {type(cls).__name__}",
                            f"ShardedOptimizer(model, torch.optim.{type(cls).__name__}, ...)")
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        raise errors.error("invalid_argument", f"{cls!r} is not a class of optimizers", "torch.optim.AdamW, say")
+        raise errors.error("invalid_argument", f"{cls!r} is not an optimizer class", "for example torch.optim.AdamW")
     if not elementwise and cls not in {getattr(torch.optim, name) for name in ELEMENTWISE}:
-        raise errors.error("unsupported", f"{cls.__name__} is not known to treat every element by itself, and a parameter is cut between ranks",
-                           f"there are {', '.join(ELEMENTWISE)}; elementwise=True vouches for another one")
+        raise errors.error("unsupported", f"{cls.__name__} is not known to be elementwise, and parameters are split between ranks",
+                           f"known: {', '.join(ELEMENTWISE)}; elementwise=True declares another class elementwise")
 
 
 def check_model(model) -> None:
     if not isinstance(model, torch.nn.Module):
         raise errors.error("invalid_argument", f"expected a model, got {type(model).__name__}",
-                           "ShardedOptimizer(model, torch.optim.AdamW, ...) takes the module; groups= takes torch's parameter groups")
+                           "pass the module to ShardedOptimizer(model, torch.optim.AdamW, ...), and pass torch's parameter groups to groups=")
     for module in model.modules():
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            raise errors.error("unsupported", "the model is wrapped in DistributedDataParallel, which would exchange its gradients, too",
-                               "give the model inside, ddp.module, and train that: this optimizer exchanges gradients itself")
+            raise errors.error("unsupported", "the model is wrapped in DistributedDataParallel, which would also exchange its gradients",
+                               "pass the inner model, ddp.module, and train it: this optimizer exchanges gradients itself")
         if any(word in base.__name__ for base in type(module).__mro__ for word in ("FSDP", "FullyShardedDataParallel", "ReplicateModule")):
             raise errors.error("unsupported", "the model is wrapped in FSDP, which shards its parameters",
-                               "give a model with whole parameters on every rank, unwrapped: this optimizer shards its state alone")
+                               "pass a model with whole parameters on every rank, unwrapped: this optimizer shards only its state")
 
 
 class Trained:
@@ -68,14 +68,14 @@ class Trained:
         sparse = {id(p) for m in model.modules() if getattr(m, "sparse", False) for p in m.parameters(recurse=False)}
         for name, p in zip(self.names, self.parameters):
             if isinstance(p, torch.nn.parameter.UninitializedParameter):
-                raise errors.error("unsupported", f"parameter {name} has no shape yet", "run the model once before")
+                raise errors.error("unsupported", f"parameter {name} has no shape yet", "run the model once first")
             if hasattr(p, "placements"):
-                raise errors.error("unsupported", f"parameter {name} is a DTensor: it is sharded", "give a model with whole parameters on every rank")
+                raise errors.error("unsupported", f"parameter {name} is a DTensor: it is sharded", "pass a model with whole parameters on every rank")
             if id(p) in sparse:
                 raise errors.error("unsupported", f"parameter {name} gets sparse gradients", "make the embedding with sparse=False")
             if p.dtype not in DTYPES:
                 raise errors.error("dtype_unsupported", f"parameter {name} is {str(p.dtype).removeprefix('torch.')}",
-                                   "float32 and bfloat16 are trained; float16 by float32 parameters under torch.autocast")
+                                   "use float32 or bfloat16; for float16 use float32 parameters under torch.autocast")
 
     def read(self) -> None:
         """The host's values are those of the parameters now."""
@@ -88,7 +88,7 @@ class Trained:
             if p.device.type != self.device.type or p.dtype != values.dtype or (here and not p.is_contiguous()):
                 raise errors.error("state_model", f"parameter {name} is {str(p.dtype).removeprefix('torch.')} on {p.device}; it was "
                                    f"{str(values.dtype).removeprefix('torch.')} on {self.device} when its optimizer was made",
-                                   "move and convert the model before")
+                                   "move and convert the model first")
         if all(not here or p.data_ptr() == values.data_ptr() for p, values, here in zip(self.parameters, self.host, self.in_place)):
             return False
         self.read()
@@ -129,18 +129,18 @@ def groups_of(trained: Trained, groups) -> list[tuple[dict, list[int]]]:
         for p in [params] if isinstance(params, torch.Tensor) else list(params):
             if id(p) not in index:
                 raise errors.error("invalid_argument", "a group has a parameter that is not one of the model's, or is frozen",
-                                   "groups hold the model's parameters that require gradients")
+                                   "groups may only contain the model's parameters that require gradients")
             own.append(index[id(p)])
         if seen & set(own) or len(set(own)) < len(own):
-            raise errors.error("invalid_argument", "a parameter is in two groups", "once is enough")
+            raise errors.error("invalid_argument", "a parameter is in two groups", "list each parameter once")
         seen |= set(own)
         listed.append(({key: value for key, value in group.items() if key != "params"}, own))
     missing = [name for i, name in enumerate(trained.names) if i not in seen]
     if missing:
-        raise errors.error("invalid_argument", f"no group has {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
-                           "put it into a group, or freeze it")
+        raise errors.error("invalid_argument", f"no group contains {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
+                           "add it to a group, or freeze it")
     return listed
 
 
 def _no_group(group) -> LaconicError:
-    return errors.error("invalid_argument", f"a group is {type(group).__name__}", '{"params": [...], "weight_decay": 0.0}, as of torch')
+    return errors.error("invalid_argument", f"a group is {type(group).__name__}", 'use a dict as torch does: {"params": [...], "weight_decay": 0.0}')
