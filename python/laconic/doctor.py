@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""`python -m laconic.doctor`: is everything here that training with laconic needs? Tries it with two processes.
+"""`python -m laconic.doctor`: checks what training with laconic needs, and tries an exchange between two processes.
 
-Exit status 0 if the exchange between them works, else 1; every line that is not as it should be names what mends it.
+Exit status 0 if the exchange works, else 1; each line with a problem names a command that fixes it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 class Check:
-    """One line: `ok` is False for what stops training, None for what is worth knowing; `mend` is a command."""
+    """One line. `ok`: False if it prevents training, None if it is only information. `mend`: a command that fixes it."""
 
     def __init__(self, name: str, ok: bool | None, text: str, mend: str = ""):
         self.name, self.ok, self.text, self.mend = name, ok, text, mend

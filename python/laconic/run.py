@@ -1,8 +1,8 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Zero lines: `torchrun --nproc-per-node 4 -m laconic.run --spec "topk:ratio=0.01" train.py ARGS`.
+"""`torchrun --nproc-per-node 4 -m laconic.run --spec "topk:ratio=0.01" train.py ARGS`: compression without a change of the script.
 
-Attaches to every DistributedDataParallel model of the script, at its first forward pass that records gradients, and of the
-Python processes that the script starts. A hook that the script registers itself wins: laconic stands aside.
+Attaches to every DistributedDataParallel model of the script, at its first forward pass that records gradients, and to those of
+Python processes that the script starts. If the script registers its own communication hook, laconic.run does not attach to that model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""`python -m laconic.selftest`: does the exchange of gradients work on this machine's accelerator, and up to which link does it pay?
+"""`python -m laconic.selftest`: tests the exchange on this machine's accelerator, and computes up to which link rate it helps.
 
-Copies between device and host, every codec between two processes, rates, and the link rates below which compressed gradients
-that are staged through host memory arrive sooner than a ring of bfloat16. Exit status 0 if every check holds, else 1.
+Runs copies between device and host, every codec between two processes, and measures rates. Below the printed link rates, gradients that
+are compressed and staged through host memory arrive earlier than by a ring of bfloat16. Exit status 0 if every check passes, else 1.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""`laconic.bench`: how fast a codec is here, a registered one included, beside a memcpy of the same run."""
+"""`laconic.bench`: measures the speed of a codec, also a registered one, against memcpy in the same run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ def bench(spec: str, size: int | str = "4Mi", *, seconds: float = 1.0, **options
     """Times whole frames of `laconic.Codec(spec)`: encode, with error feedback if the spec has it, and decode.
 
     Args:
-        spec: as for `Codec`; a name that was registered works, too.
-        size: bytes of float32, as for `laconic bench`: 4194304 or "4Mi". Drawn from a Laplace distribution.
-        seconds: to measure, about.
-        options: the codec's keys.
+        spec: as for `Codec`; may be a registered codec.
+        size: bytes of float32, such as 4194304 or "4Mi". The values are drawn from a Laplace distribution.
+        seconds: approximate duration of the measurement.
+        options: settings of the codec.
 
-    Gives codec, elements, encode_x_memcpy, decode_x_memcpy (medians of pairs: each call lies beside a memcpy of the same bytes),
-    encode_s, decode_s, memcpy_s, frame_bytes, ratio and samples. Time of this thread, so other processes hardly matter. The
-    kernels alone, without Python around them: `laconic bench`.
+    Returns:
+        dict: codec, elements, encode_x_memcpy and decode_x_memcpy (medians of pairs, each of one call and one memcpy of the same
+            bytes), encode_s, decode_s, memcpy_s (seconds), frame_bytes, ratio, samples. Times are CPU seconds of this thread, so
+            other processes hardly affect them. `laconic bench` measures the kernels without Python.
     """
     numpy = _arrays.numpy_or_none()
     if numpy is None:

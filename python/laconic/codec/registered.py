@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Codecs of users: `laconic.register(MyCodec)`. What a class has to have, its specs, its frames."""
+"""`laconic.register(MyCodec)`: codecs written in Python: their classes, specs and frames."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONGEST = 255
 
 
 class Place(NamedTuple):
-    """`self.place` while encode or decode runs: whose array it is. Of what is decoded, the encoder's."""
+    """`self.place` during encode and decode: where the array belongs. During decode it is the encoder's."""
 
     seed: int = 0
     step: int = 0
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def register(codec: type) -> type:
-    """Makes a codec of one's own known to `attach`, `Codec` and `bench`, by its name. Gives the class: it may be a decorator.
+    """Registers a codec class by its `name`, for `attach`, `Codec` and `bench`. Returns the class; usable as a decorator.
 
         @laconic.register
         class SignMean:
@@ -49,20 +49,20 @@ def register(codec: type) -> type:
             def __init__(self, scale=1.0):       # its keys: signmean:scale=0.5
                 self.scale = scale
 
-            def encode(self, array):             # a NumPy array of float32, of the parameter's shape; yours to change
+            def encode(self, array):             # NumPy float32 of the parameter's shape; may be changed
                 mean = numpy.float32(self.scale * numpy.abs(array).mean())
                 return mean.tobytes() + numpy.packbits(array.ravel() > 0).tobytes()
 
-            def decode(self, data, out):         # fills `out`, zeros of the same shape
+            def decode(self, data, out):         # fills `out`, which holds zeros of the same shape
                 mean = numpy.frombuffer(data[:4], numpy.float32)
                 bits = numpy.unpackbits(numpy.frombuffer(data[4:], numpy.uint8), count=out.size)
                 out[...] = numpy.where(bits, mean, -mean).reshape(out.shape)
 
-    Every rank registers it before it attaches. Runs in Python, so slowly: it is for trying ideas. Keys are the keywords of
-    __init__, whose defaults (a float, an int, a bool or a str) say their types. Error feedback is on (`+noef`), unless the class
-    has `feedback = False` (`+ef`) or `feedback = "never"`. An instance is made for each parameter and serves one rank; what it
-    remembers is not in the saved state. `self.place` has seed, step, rank, world and the parameter's name. Equal bytes have to
-    decode to equal values on every rank. docs/guide/your-own-method.md.
+    Every rank registers it before attach. Python codecs are slow: use them to try ideas. Keys of the spec are the keywords of
+    __init__; their defaults (float, int, bool or str) give the types. Error feedback is on (`+noef` turns it off), unless the class sets
+    `feedback = False` (`+ef` turns it on) or `feedback = "never"`. Each parameter of each rank has its own instance, whose attributes
+    are not saved in state_dict. `self.place` has seed, step, rank, world and the parameter's name. The same bytes must decode to
+    the same values on every rank. docs/guide/your-own-method.md.
     """
     if not inspect.isclass(codec):
         raise errors.error("invalid_argument", f"{codec!r} is not a class", "laconic.register(MyCodec), without parentheses after it")
@@ -99,7 +99,7 @@ def _keys(codec: type) -> dict[str, object]:
 
 
 def find(spec) -> type | None:
-    """The registered class that a spec names."""
+    """The registered class that a spec names, or None."""
     return _classes.get(re.split("[:+]", spec, maxsplit=1)[0]) if isinstance(spec, str) else None
 
 
@@ -179,7 +179,7 @@ class Method:
 
 
 def encode(codec, place: Place, array) -> bytes:
-    """`array` is the codec's to change. RuntimeError says what the user's code did."""
+    """`array` may be changed by the codec. A RuntimeError reports what the user's code raised."""
     codec.place = place
     try:
         data = codec.encode(array)

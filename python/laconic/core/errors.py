@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""LaconicError: the one exception of this package."""
+"""LaconicError: the only exception class of this package."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CODES = {
 class LaconicError(RuntimeError):
     """A failure with a stable number.
 
-    Attributes: `code` (int, docs/format/ERRORS.md), `name` (its stable word), `message`, `hint` (what to try next).
+    Attributes: `code` (int, docs/format/ERRORS.md), `name` (stable identifier), `message`, `hint` (what to try next).
     """
 
     __module__ = "laconic"  # tracebacks and pickles name it as users do
@@ -63,5 +63,5 @@ class LaconicError(RuntimeError):
 
 
 def error(name: str, message: str, hint: str = "") -> LaconicError:
-    """The failure of that name, one of CODES."""
+    """A LaconicError with the given name, one of CODES."""
     return LaconicError(CODES[name], name, message, hint)

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""`laconic.attach`: the one line."""
+"""`laconic.attach`: attaches compression to a DistributedDataParallel model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _attached: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def handles() -> list:
-    """The handles of all models that are attached in this process and still there, in the order of attach."""
+    """Handles of all models attached in this process whose wrappers still exist, in the order of attach."""
     return [handle for handle in list(_attached.values()) if not handle.closed]
 
 
 def handle_of(model):
-    """The handle of an attached wrapper, of the model inside one, or of a module that holds one; None where there is none.
+    """The handle of a wrapper, of the model inside it, or of a module that contains it; None if it has none.
 
-    Frameworks hide the wrapper: their `model` will do.
+    Use it under frameworks that hide the wrapper: pass their `model`.
     """
     if "torch" not in sys.modules:
         return None
@@ -54,48 +54,49 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
            down: str | None = None, threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20,
            aggregator: str | None = None, token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", multicast: bool = False,
            rules=None, control: str | None = None, record: str | os.PathLike | None = None, quiet: bool = False, **options):
-    """Compresses the gradient exchange of a DistributedDataParallel model. Gives a Handle.
+    """Compresses the gradient exchange of a DistributedDataParallel model. Returns its Handle.
 
-    A collective call: every rank makes it, with the same arguments, right after wrapping the model.
+    Collective: every rank calls it with the same arguments, right after wrapping the model.
 
     Args:
-        obj: a torch.nn.parallel.DistributedDataParallel wrapper, or a module that holds one (torch.compile, Fabric). Gradients on an accelerator go through host memory and Gloo,
-            whatever the group's backend is.
-        spec: "3lc:s=1.5", "topk:ratio=0.01", … (`laconic list`). Without it, LACONIC_SPEC decides.
-        seed: of all random streams; equal on all ranks.
-        small_elements: parameters of at most this many elements go uncompressed.
-        strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum"; the planner refuses what the codec forbids.
-        down: spec by which means come down, such as "int8", where owners send them ("two_shot", which it takes): what is lost on
-            that way is lost for all. Not for parameters whose rule has a spec of its own. Without it: `spec`.
-        threads: for encoding and decoding on this rank; results do not depend on it. "auto": 1 for gradients on the CPU, for those
-            on an accelerator the rank's part of the CPUs, 8 at most.
-        scaler: the torch GradScaler in use, so that residuals stay right when the loss scale changes.
-        warmup: so many first steps go uncompressed, by PyTorch's own all-reduce.
-        window: exchanges in flight at a time, 1 to 8; equal on all ranks. With 2, one is encoded while another is on the wire.
-        part: buckets are cut between parameters into parts of at most so many bytes of float32, each an exchange of its own, and
-            short ones travel together up to as many; equal on all ranks. 0: not cut.
-        aggregator: "HOST:PORT" of an aggregation server (`laconic serve`), or several, "a:7420,b:7420": a spec that has codes ("thc") is
-            summed there, without being decoded. Without it, LACONIC_AGGREGATOR decides; equal on all ranks.
-        token: path of the servers' secret (`laconic serve --new-token`); without it, LACONIC_TOKEN_FILE decides.
-        quorum: of all ranks, how many are enough for a sum once its deadline has passed, above 0 to 1. A rank that comes too late
-            keeps what it had in its residual.
-        deadline_ms: milliseconds from a bucket's first sum on, after which a quorum is enough.
-        auth: "header": tags over headers keep strangers out; "full": over payloads, too, which someone on the path could change.
-        multicast: sums come once for all ranks, by IP multicast, from servers that offer it (`laconic serve --multicast`); a rank that
-            does not hear it gets them as ever, and a line tells which.
-        rules: which parameters get another spec: a list of dicts, or the path of a TOML file (docs/guide/control.md). Without it,
-            LACONIC_RULES decides; equal on all ranks.
-        control: a law that moves the spec's ratio (or its like) while training runs: "dc2", "aimd", "schedule:0=0.25,200=0.01"
-            (`laconic list --controls`). Without it, LACONIC_CONTROL decides; equal on all ranks.
-        record: file in which rank 0 records what ranks report and laws decide, step by step; given on all ranks or none. `laconic
-            replay` reads it, and control="replay:FILE" repeats its decisions. Without it, LACONIC_RECORD decides.
-        quiet: do not announce what was attached.
-        options: the codec's keys, as in `attach(ddp, "topk", ratio=0.01)`.
+        obj: a torch.nn.parallel.DistributedDataParallel wrapper, or a module that contains one (torch.compile, Fabric). Gradients on an
+            accelerator are exchanged through host memory and Gloo, whatever the group's backend is.
+        spec: codec and settings, such as "3lc:s=1.5" or "topk:ratio=0.01" (`laconic list`). Default: LACONIC_SPEC.
+        seed: seed for all random streams; must be the same on every rank.
+        small_elements: parameters of at most this many elements are sent uncompressed.
+        strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum". A strategy that the codec does not support is an error.
+        down: spec of the means that owners send, such as "int8"; implies "two_shot". Default: `spec`. The error of this encoding is the
+            same on every rank and is not fed back. Does not apply to parameters whose rule has its own spec.
+        threads: threads for encoding and decoding on this rank; results do not depend on it. "auto": 1 for gradients on the CPU; for
+            gradients on an accelerator the rank's share of the CPUs, at most 8.
+        scaler: the torch GradScaler in use; residuals then follow changes of the loss scale.
+        warmup: number of first steps that are sent uncompressed, by PyTorch's own all-reduce.
+        window: exchanges in flight at a time, 1 to 8; must be the same on every rank. With 2, one is encoded while another is sent.
+        part: maximum bytes of float32 per exchange; must be the same on every rank. Larger buckets are cut between parameters, short
+            ones are joined. 0: buckets are not cut.
+        aggregator: "HOST:PORT" of an aggregation server (`laconic serve`), or several separated by commas. They sum the payloads of a
+            spec with quantized values that add ("thc") without decoding them. Default: LACONIC_AGGREGATOR. Must be the same on every rank.
+        token: path of the servers' secret (`laconic serve --new-token`). Default: LACONIC_TOKEN_FILE.
+        quorum: share of the ranks, above 0 and at most 1, that completes a sum after its deadline. A rank that is too late keeps its
+            gradient in its residual.
+        deadline_ms: milliseconds after the first sum of a bucket until a quorum is enough.
+        auth: "header": message tags cover headers; strangers cannot send datagrams. "full": they also cover payloads, which detects
+            changes on the path.
+        multicast: receive sums by IP multicast from servers that support it (`laconic serve --multicast`). A rank that multicast does not
+            reach gets its sums by unicast, and a log line names it.
+        rules: parameters with another spec: a list of dicts, or the path of a TOML file (docs/guide/control.md). Default: LACONIC_RULES.
+            Must be the same on every rank.
+        control: control policy that changes the spec's ratio, or a similar setting, during training: "dc2", "aimd",
+            "schedule:0=0.25,200=0.01" (`laconic list --controls`). Default: LACONIC_CONTROL. Must be the same on every rank.
+        record: file in which rank 0 records reports and decisions of every step; set it on every rank or on none. `laconic replay` reads
+            it, and control="replay:FILE" repeats its decisions. Default: LACONIC_RECORD.
+        quiet: do not log what was attached.
+        options: settings of the codec, as in `attach(ddp, "topk", ratio=0.01)`.
 
     Raises:
-        LaconicError: unknown spec, another hook, ranks that disagree (LACONIC_DISABLE=1 on some only included), a rank that
-            does not make the call within the group's time-out, parameters on several devices or on one that torch.accelerator
-            does not name.
+        LaconicError: the spec is unknown; the model has another communication hook; ranks disagree (also if LACONIC_DISABLE=1 is set on
+            some ranks only); a rank does not call attach within the group's timeout; parameters are on several devices, or on a
+            device that torch.accelerator does not support.
     """
     disabled = environment.disabled()
     if disabled and "torch" not in sys.modules:

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Saved state for torch.distributed.checkpoint, which takes plain values under one name on several ranks for copies of one."""
+"""Saved state for torch.distributed.checkpoint, which treats plain values with the same name on several ranks as copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..core import errors
 
 
 class Checkpointable:
-    """A handle's state under keys of its rank: what torch.distributed.checkpoint calls a Stateful."""
+    """A handle's state under keys that name its rank: a Stateful of torch.distributed.checkpoint."""
 
     def __init__(self, handle):
         import torch.distributed as dist
@@ -43,10 +43,10 @@ class Checkpointable:
 
 
 def checkpointable(handle) -> Checkpointable:
-    """A handle's state for torch.distributed.checkpoint, which saves and loads every rank's own:
+    """A handle's state for torch.distributed.checkpoint, which then saves and loads each rank's own:
 
         dcp.save({"model": ddp.module.state_dict(), "laconic": laconic.checkpointable(handle)}, checkpoint_id=folder)
 
-    Load it in the same way, before the new run's first step.
+    Load it in the same way, before the first step of the new run.
     """
     return Checkpointable(handle)

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""`laconic.Session`: gradients of any framework, averaged over all ranks of an engine. Needs no torch, but for engine="c10d"."""
+"""`laconic.Session`: averages gradients of any framework over the ranks of an engine. Only engine="c10d" needs torch."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Session:
 
         with laconic.Session("3lc", [("w1", (64, 256)), ("b1", (256,))], engine="mpi") as session:
             for step in range(300):
-                gradient[:] = ...              # float32, all parameters back to back
+                gradient[:] = ...              # float32, all parameters, contiguous
                 session.average(step, gradient)
 
-    Of one rank gradients pass through as they are. One thread at a time trains; `stats` and `explain` may be asked by any thread at any time. Attributes: `rank`, `world`, `spec`.
+    With one rank gradients stay as they are. Call `average` from one thread at a time; `stats` and `explain` may be called from any
+    thread at any time. Attributes: `rank`, `world`, `spec`.
     """
 
     def __init__(self, spec: str, parameters, engine: str = "mpi", *, seed: int = 0, small_elements: int = 4096,
@@ -44,29 +45,31 @@ class Session:
                  record: str | os.PathLike | None = None,
                  rank: int | None = None, world: int | None = None, rendezvous: str | None = None, interface: str | None = None,
                  group=None):
-        """All ranks together: they compare spec, parameters and options, and where one differs, or cannot make its session, all
-        get a LaconicError.
+        """Collective: every rank creates the session with the same spec, parameters and options.
 
         Args:
-            spec: "3lc:s=1.5", "topk:ratio=0.01", … (`laconic list`).
-            parameters: (name, shape) pairs, in the order in which their gradients lie in the array.
-            engine: "mpi", the processes that mpirun has started (or this one alone); "gloo"; "c10d", a process group of torch.
-            seed: of all random streams; equal on all ranks.
-            small_elements: parameters of at most this many elements go uncompressed.
+            spec: codec and settings, such as "3lc:s=1.5" or "topk:ratio=0.01" (`laconic list`).
+            parameters: (name, shape) pairs, in the order of their gradients in the array.
+            engine: "mpi": the processes that mpirun started, or this one alone; "gloo"; "c10d": a process group of torch.
+            seed: seed for all random streams; must be the same on every rank.
+            small_elements: parameters of at most this many elements are sent uncompressed.
             strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum".
-            down: spec by which means come down, as of `laconic.attach`.
-            threads: for encoding and decoding on this rank; results do not depend on it.
-            window: exchanges in flight at a time, 1 to 8; equal on all ranks.
-            part: the array is cut between parameters into parts of at most so many bytes, each an exchange of its own; equal on
-                all ranks. 0: not at all.
-            timeout: seconds that a rank waits for the others; c10d has its group's own.
-            aggregator, token, quorum, deadline_ms, auth, multicast: aggregation servers, as of `laconic.attach`.
-            rules, control: which parameters get another spec, and the law that moves settings, as of `laconic.attach`.
-            record: file in which rank 0 records what ranks report and laws decide, as of `laconic.attach`.
-            rank, world: of "gloo". "mpi" has the launcher's and refuses others.
-            rendezvous: of "gloo": "file:FOLDER", an empty folder that all see, or "tcp:HOST:PORT", where rank 0 listens.
-            interface: of "gloo": the network to use, by its name.
-            group: of "c10d": the process group, by default that of all ranks.
+            down: spec of the means that owners send, as in `laconic.attach`.
+            threads: threads for encoding and decoding on this rank; results do not depend on it.
+            window: exchanges in flight at a time, 1 to 8; must be the same on every rank.
+            part: maximum bytes of float32 per exchange; must be the same on every rank. Larger arrays are cut between parameters.
+                0: the array is not cut.
+            timeout: seconds that a rank waits for the others; "c10d" uses its group's timeout.
+            aggregator, token, quorum, deadline_ms, auth, multicast: aggregation servers, as in `laconic.attach`.
+            rules, control: parameters with another spec, and the control policy, as in `laconic.attach`.
+            record: file in which rank 0 records reports and decisions, as in `laconic.attach`.
+            rank, world: required by "gloo". "mpi" takes them from the launcher and rejects others.
+            rendezvous: for "gloo": "file:FOLDER", an empty folder that all ranks can access, or "tcp:HOST:PORT", where rank 0 listens.
+            interface: for "gloo": name of the network interface.
+            group: for "c10d": the process group. Default: the group of all ranks.
+
+        Raises:
+            LaconicError: on every rank, if their arguments differ or if one rank cannot create its session.
         """
         self._lock, self._in_use = threading.RLock(), threading.RLock()
         self._last_words: tuple[dict, dict] | None = None
@@ -167,13 +170,17 @@ class Session:
     # ---- exchange -------------------------------------------------------------------------------------------------------------
 
     def average(self, step: int, array) -> None:
-        """Replaces the values of `array` by their mean over all ranks: C-contiguous float32, all parameters back to back, a NumPy
-        array or anything else with a buffer or an __array_interface__. Every rank makes the call, with the same step.
+        """Replaces `array` by its mean over all ranks. Every rank calls it with the same step.
+
+        Args:
+            step: number of the step; must increase.
+            array: float32, C-contiguous, writable, with all parameters in order: a NumPy array or any object with a buffer or an
+                __array_interface__.
 
         Raises:
-            LaconicError: on every rank if one has trouble (a wrong array, no memory): the next step may go on, and the array may
-                hold anything. A failure of the engine is that of every later call, too; what was not delivered lies in the
-                residuals.
+            LaconicError: on every rank, if one fails (a wrong array, out of memory). The contents of `array` are then undefined, and
+                the next step may be called. After a failure of the engine every later call fails; gradients that were not delivered
+                are kept in the residuals.
         """
         with self._lock:
             self._check_open()
@@ -201,7 +208,7 @@ class Session:
             self._tell_changes()
 
     def _exchange(self, step: int, memory, failure: LaconicError | None) -> list[BaseException]:
-        """Gives what failed."""
+        """Returns the failures."""
         driver, failures, broken = self._driver, self._failures, self._session.broken
         failures.clear()
         codes = [driver.submit(self._layout, ctypes.addressof(memory) if failure is None else 0, _lib.F32, step=step, failure=failure),
@@ -239,7 +246,7 @@ class Session:
         return getattr(self._engine, what)() if isinstance(self._engine, aggregation.AggregatingEngine) else {}
 
     def explain(self) -> dict:
-        """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload; engine and library."""
+        """The plan and its reasons: spec, strategy, reason, each parameter's codec and largest payload, engine and library."""
         with self._in_use:
             return self._explain() if self._last_words is None else self._last_words[1].copy()
 
@@ -248,10 +255,10 @@ class Session:
                 "library": getattr(self._engine, "library", "torch")}
 
     def flush(self, steps: int = 10) -> int:
-        """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
+        """Sends the residuals: an equal part of them in each of `steps` steps (1 to 65535; 1: all at once).
 
-        Gives how many more calls of `average` it takes until they are empty: the first one carries the request to the other ranks.
-        One rank's call is enough. A flush that is under way goes on as it is.
+        Returns the number of calls of `average` until the residuals are empty; the first of these carries the request to the other
+        ranks. One rank's call is enough. A flush that is already running is not changed.
         """
         with self._lock:
             self._check_open()
@@ -259,12 +266,11 @@ class Session:
             return self._session.flush(steps) or steps + 1
 
     def set(self, spec: str | None = None, rules=None, control: str | None = None) -> None:
-        """Other settings from the next call of `average` on, those of the constructor; what is None stays. Residuals stay, too.
+        """Changes settings from the next call of `average` on; arguments that are None keep their setting, and residuals are kept.
 
-        Every rank makes the call, with the same arguments. All ranks change, or none does: where one cannot, or ranks differ,
-        all get one LaconicError and go on as before. A setting without error feedback (`none`, `bf16`, `+noef`) has no
-        place for residuals: these go out with the gradients first, in as many steps as they are larger, and the setting holds from
-        the call of `average` behind them. docs/guide/control.md.
+        Collective: every rank calls it with the same arguments. All ranks change or none does: if one cannot, or if ranks differ, all
+        raise the same LaconicError and continue as before. A setting without error feedback (`none`, `bf16`, `+noef`) cannot keep
+        residuals: they are sent first, over several steps, and the setting takes effect after that. docs/guide/control.md.
         """
         with self._lock:
             self._check_open()
@@ -282,7 +288,7 @@ class Session:
             environment.say(f"set from step {self._next_step} on: {self.spec} by {explained['strategy']}")
 
     def _set_what_waits(self) -> None:
-        """What cannot be is told, and averaging goes on."""
+        """A setting that cannot take effect is logged, and averaging continues."""
         try:
             if self._driver.set_what_waits():
                 self._take_settings()
@@ -291,8 +297,9 @@ class Session:
                 environment.say(f"set: {error}; averages go on by {self.spec}", logging.WARNING)
 
     def state_dict(self) -> dict:
-        """What this rank must keep to continue bit for bit, as plain data: {"version", "header", "part", "entries"}, entries being
-        the bytes of float32 values (little-endian) by name. One per rank, after the same step: residuals differ."""
+        """What this rank needs to continue bit for bit, as plain data: {"version", "header", "part", "entries"}; entries maps names to the
+        bytes of little-endian float32 values. Residuals differ between ranks: save one state per rank, after the same step.
+        """
         with self._lock:
             self._check_open()
             return sealed({"version": VERSION, "header": self._session.header(), "part": self._part(),
@@ -300,8 +307,12 @@ class Session:
                                        for name, address, count in self._session.entries()}})
 
     def load_state_dict(self, state: dict) -> None:
-        """Continues what this rank has saved. A state that is damaged, or of another rank, world size, model, spec or version, is
-        refused and changes nothing; where the engine adds that of another `part`, too: it would change the last bit of sums."""
+        """Restores this rank's state_dict.
+
+        Raises:
+            LaconicError: the state is damaged, or belongs to another rank, world, model, spec or version, or, where the engine sums,
+                to another `part` (it would change the last bits of sums). Nothing is changed then.
+        """
         with self._lock:
             self._check_open()
             check_fields("it", state, {"version", "header", "part", "entries"})
@@ -334,8 +345,7 @@ class Session:
     # ---- the end -----------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Frees what it holds; stats() and explain() stay. Every rank calls it, or none: it is done at the end of the process,
-        too."""
+        """Frees the session; stats() and explain() stay available. Call it on every rank or on none: it also runs at the end of the process."""
         with self._lock, self._in_use:
             if self._last_words is not None:
                 return

@@ -1,8 +1,8 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""LACONIC_TRACE=FILE: what is encoded, on the wire and decoded when, as a Chrome trace (chrome://tracing, ui.perfetto.dev).
+"""LACONIC_TRACE=FILE: a Chrome trace of encoding, network and decoding (chrome://tracing, ui.perfetto.dev).
 
-One file per rank: of `trace.json`, rank 0 writes `trace.rank0.json`. Times are those of the machine's clock, so that the files of
-several ranks of one machine may be loaded together.
+One file per rank: for `trace.json`, rank 0 writes `trace.rank0.json`. Times are from the machine's clock, so that the files of
+several ranks of one machine can be loaded together.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Trace:
 
 
 def from_environment(rank: int, window: int) -> Trace | None:
-    """The trace that LACONIC_TRACE asks for. Training does not end over a file that cannot be written: a line says what is wrong."""
+    """The trace that LACONIC_TRACE requests. A file that cannot be written is logged and does not stop training."""
     wanted = os.environ.get(VARIABLE, "")
     if not wanted:
         return None

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What the callbacks share: attaching or saying why not, and a state file per rank that goes with a checkpoint."""
+"""Shared by the callbacks: attaching, or logging why not, and a state file per rank with each checkpoint."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def world() -> int:
 
 
 def say_once(text: str, level: int = logging.WARNING) -> None:
-    """One line, on rank 0 of all processes."""
+    """Logs one line, on rank 0 of all processes."""
     if not environment.disabled() and (world() == 1 or dist.get_rank() == 0):
         environment.say(text, level)
 
 
 def attach(model, spec: str | None, options: dict, ours, why: str):
-    """The handle that a wrapper has already, or a new one. None for what is no wrapper: rank 0 says why, and training goes on.
+    """The wrapper's existing handle, or a new one. None if it is not a wrapper: rank 0 logs why, and training continues.
 
-    `ours`: the handle that this callback got before. LaconicError on all ranks where some have a wrapper and others none.
+    `ours`: the handle that this callback got earlier. Raises LaconicError on all ranks if some have a wrapper and others have none.
     """
     wrapped = isinstance(model, DistributedDataParallel)
     if world() == 1 and not wrapped:
@@ -59,12 +59,12 @@ def keeps_state(handle) -> bool:
 
 
 def content_of(handle) -> dict:
-    """What a rank must have to continue, and which parameters it goes with."""
+    """The contents of a rank's state file: its state and the parameters that it belongs to."""
     return {"version": VERSION, "fingerprint": fingerprint(handle.parameters), "state": handle.state_dict()}
 
 
 def save(handle, path: Path) -> None:
-    """Writes this rank's state. Collective: no rank goes on before all have written, and rank 0 tells who could not."""
+    """Writes this rank's state. Collective: returns after all ranks have written; rank 0 logs the ranks that could not."""
     trouble = write(path, content_of(handle))
     try:
         texts = handle.gather_texts(trouble)
@@ -77,7 +77,7 @@ def save(handle, path: Path) -> None:
 
 
 def write(path: Path, content: dict) -> str:
-    """What went wrong, or nothing."""
+    """Returns the reason of a failure, or an empty text."""
     try:
         files.save(path, content)
     except OSError as error:
@@ -91,14 +91,14 @@ def _say_unsaved(ranks: list[int], trouble: str) -> None:
 
 
 def save_alone(rank: int, path: Path, content: dict) -> None:
-    """As `save`, where there is no exchange any more."""
+    """As `save`, when no exchange is possible any more."""
     trouble = write(path, content)
     if trouble:
         _say_unsaved([rank], trouble)
 
 
 def resume(handle, paths: list[Path]) -> bool:
-    """Loads the first of `paths` that fits this model, on all ranks or on none, and says which on rank 0. Collective."""
+    """Loads the first of `paths` that fits this model, on all ranks or on none; rank 0 logs which. Collective."""
     text, load = _first_that_fits(handle, paths)
     texts = handle.gather_texts(text)
     loads = text.startswith(READY) and len(set(texts)) == 1

@@ -37,15 +37,15 @@ def state_file(checkpoint, rank: int) -> Path:
 class LaconicCallback(_base()):
     """Compresses the gradient exchange of a Trainer whose strategy is DDP.
 
-    Every rank's state goes into the folder `<checkpoint>.laconic` beside each checkpoint, away with it, and comes back when
-    training resumes from it: the resumed run equals the uninterrupted one bit for bit. All ranks load, or none; then rank 0
-    says why residuals start at zero. A second fit() of the same model goes on with the residuals of the first.
+    Saves every rank's state in the folder `<checkpoint>.laconic` next to each checkpoint, removes it with the checkpoint, and restores it
+    when training resumes from there: the resumed run equals an uninterrupted one bit for bit. All ranks load or none does; rank 0
+    then logs why residuals start at zero. A second fit() of the same model continues with the residuals of the first.
 
     Args:
-        spec: as for laconic.attach. Without it, LACONIC_SPEC decides.
-        options: further arguments of laconic.attach, `seed`, `threads` or the codec's keys.
+        spec: as for laconic.attach. Default: LACONIC_SPEC.
+        options: further arguments of laconic.attach: `seed`, `threads` or settings of the codec.
 
-    Attributes: `handle`, what laconic.attach gave; None before training and where nothing is attached.
+    Attributes: `handle`, the result of laconic.attach; None before training and if nothing is attached.
     """
 
     def __init__(self, spec: str | None = None, **options):

@@ -25,16 +25,16 @@ def state_file(folder, rank: int) -> Path:
 class LaconicCallback(TrainerCallback):
     """Compresses the gradient exchange of a Trainer that trains with DistributedDataParallel.
 
-    Every rank's state goes into each checkpoint folder, and comes back when training resumes from it: the resumed run equals
-    the uninterrupted one bit for bit. All ranks load, or none; then rank 0 says why residuals start at zero.
+    Saves every rank's state in each checkpoint folder and restores it when training resumes from there: the resumed run equals an
+    uninterrupted one bit for bit. All ranks load or none does; rank 0 then logs why residuals start at zero.
 
     Args:
-        spec: as for laconic.attach. Without it, LACONIC_SPEC decides.
-        resume_from: the checkpoint folder that training resumes from. Without it, args.resume_from_checkpoint, and then
-            checkpoint-N in args.output_dir, N being the Trainer's step: what `trainer.train(folder)` gets is told to no callback.
-        options: further arguments of laconic.attach, `seed`, `threads` or the codec's keys.
+        spec: as for laconic.attach. Default: LACONIC_SPEC.
+        resume_from: the checkpoint folder that training resumes from. Default: args.resume_from_checkpoint, then checkpoint-N in
+            args.output_dir, where N is the Trainer's step. Callbacks do not receive the argument of `trainer.train(folder)`.
+        options: further arguments of laconic.attach: `seed`, `threads` or settings of the codec.
 
-    Attributes: `handle`, what laconic.attach gave; None before training and where nothing is attached.
+    Attributes: `handle`, the result of laconic.attach; None before training and if nothing is attached.
     """
 
     def __init__(self, spec: str | None = None, *, resume_from=None, **options):

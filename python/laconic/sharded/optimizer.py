@@ -25,20 +25,20 @@ from .trained import Trained, check_model, check_optimizer, groups_of
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Trains a model as 3LC's parameter server does, spread over the ranks (Lim et al., MLSys 2019, section 3).
+    """Trains a model like 3LC's parameter server, sharded over the ranks (Lim et al., MLSys 2019, section 3).
 
         optimizer = laconic.ShardedOptimizer(model, torch.optim.AdamW, push="3lc", pull="3lc", lr=3e-4)
         for batch in loader:
             optimizer.zero_grad()
-            loss(model(batch)).backward()          # gradients are pushed to the owners of their ranges
-            optimizer.step()                       # owners step; every rank pulls the change of the parameters
+            loss(model(batch)).backward()          # pushes gradients to the owners of their ranges
+            optimizer.step()                       # owners step; every rank pulls the update
 
-    No DistributedDataParallel around the model. Each rank owns 1/n of every parameter of more than `small_elements` elements: float32
-    masters and the optimizer's state of them. What comes down is master - parameter, compressed once for all ranks; what one pull leaves
-    out, the next one carries. Smaller parameters are averaged uncompressed and stepped by every rank. Of one rank it is the plain optimizer.
+    Use it without DistributedDataParallel. Each rank owns 1/n of every parameter with more than `small_elements` elements: float32 master
+    copies and their optimizer state. A pull sends master - parameter, encoded once for all ranks; what one pull leaves out, the next one
+    carries. Smaller parameters are averaged uncompressed, and every rank steps them. With one rank it is the plain optimizer.
 
-    Parameters have the same bits on all ranks at any time. `p.grad` stays this rank's own gradient: clip by `clip_norm`, not by hand. A
-    step in which some rank's gradient is not finite is skipped on all; `stats()["skipped_steps"]` counts.
+    Parameters are bit-identical on all ranks. `p.grad` is this rank's own gradient: clip with `clip_norm`, not by hand. If a gradient of
+    some rank is not finite, all ranks skip the step; `stats()["skipped_steps"]` counts these.
     """
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler.step calls ours in any case
@@ -47,30 +47,30 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  small_elements: int = 4096, window: int = WINDOW, part: int = PART, threads: int | str = "auto", seed: int = 0, rules=None,
                  clip_norm: float | None = None, full_pull_every: int = 0, scaler=None, sync_parameters: bool = True, elementwise: bool = False,
                  **optimizer_kwargs):
-        """A collective call: every rank of the group makes it, with the same arguments.
+        """Collective: every rank of the group creates it with the same arguments.
 
         Args:
-            model: the module, not wrapped; float32 or bfloat16 parameters. Frozen ones are left out.
-            optimizer: a class of torch.optim that treats every element by itself: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop,
-                Adagrad, Adadelta, ASGD.
-            push, pull: specs of the gradients' way to the owners and of the changes' way back (`laconic list`). "none": uncompressed.
-            groups: torch's parameter groups; by default all parameters are in one.
-            group: the process group; by default that of all ranks.
+            model: the module, not wrapped, with float32 or bfloat16 parameters. Frozen parameters are ignored.
+            optimizer: an elementwise class of torch.optim: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Adagrad, Adadelta, ASGD.
+            push: spec of the gradients sent to owners (`laconic list`). "none": uncompressed.
+            pull: spec of the updates that owners send. "none": uncompressed.
+            groups: torch's parameter groups. Default: one group with all parameters.
+            group: the process group. Default: the group of all ranks.
             small_elements: parameters of at most this many elements are averaged uncompressed and stepped by every rank.
             window: exchanges in flight at a time, 1 to 8.
-            part: gradients are pushed in buckets of at most this many bytes of float32, or of one parameter. 0: one bucket.
-            threads: for encoding and decoding on this rank; "auto": 1, and more beside an accelerator.
-            seed: of all random streams.
-            rules: which parameters get another spec, as of `laconic.attach`.
-            clip_norm: the norm that the mean gradient has at most, over all parameters; None: any.
-            full_pull_every: after every K-th step, K being this number, parameters are set to their masters, uncompressed. 0: never.
+            part: maximum bytes of float32 per pushed bucket; a larger parameter has its own bucket. 0: one bucket.
+            threads: threads for encoding and decoding on this rank; "auto": 1, with an accelerator more.
+            seed: seed for all random streams.
+            rules: parameters with another spec, as in `laconic.attach`.
+            clip_norm: maximum norm of the mean gradient over all parameters. None: no clipping.
+            full_pull_every: after every this many steps parameters are set to their masters, uncompressed. 0: never.
             scaler: the torch GradScaler in use. Call scaler.step(optimizer) and scaler.update().
-            sync_parameters: all ranks begin with rank 0's parameters. False: they have to have the same already.
-            elementwise: vouches for a class of optimizers that is not in the list.
-            optimizer_kwargs: of the class: lr, weight_decay, …
+            sync_parameters: True: all ranks start with rank 0's parameters. False: ranks must already have the same parameters.
+            elementwise: declares an optimizer class that is not in the list above elementwise.
+            optimizer_kwargs: arguments of the optimizer class: lr, weight_decay, …
 
         Raises:
-            LaconicError: on every rank, where one cannot, or ranks differ.
+            LaconicError: on every rank, if one rank cannot create its optimizer or if ranks differ.
         """
         disabled = environment.disabled()
         if disabled:
@@ -131,14 +131,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Ends a step: what backward() has not pushed is pushed, owners step, every rank pulls. Every rank makes the call.
+        """Completes a step: pushes the remaining gradients, owners step, every rank pulls. Collective: every rank calls it.
 
-        closure: is called first, once, and does backward(). Gives its loss.
+        Args:
+            closure: called once, first; must run backward(). Its loss is returned.
 
         Raises:
-            LaconicError: the same on every rank. A rank's own trouble (a gradient of a wrong kind, an exception inside the optimizer, no
-                memory) fails this step on all; owners that had stepped already keep their masters, and the next pull carries the change.
-                After a failure of the network every later step fails, too.
+            LaconicError: the same on every rank. A failure of one rank (a gradient of a wrong kind, an exception in the optimizer, out of
+                memory) fails the step on all ranks; owners that already stepped keep their masters, and the next pull carries their
+                update. After a failure of the network every later step fails.
         """
         loss = None
         if closure is not None:
@@ -161,12 +162,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         state["found_inf_per_device"] = {device: torch.full((), float(skipped), dtype=torch.float32, device=device)}
 
     def no_sync(self):
-        """Inside, gradients accumulate and are not pushed: for all backward() calls of a step but the last. Needed only where steps have
-        different numbers of them; what every step does, the optimizer learns in the first one."""
+        """Accumulates gradients without pushing them: use it for all backward() calls of a step but the last. Needed only if steps have
+        different numbers of backward() calls; a constant number is learned in the first step.
+        """
         return self._work.pushes.no_sync() if isinstance(self._work, Spread) else contextlib.nullcontext()
 
     def add_param_group(self, param_group: dict) -> None:
-        """Only while it is made: ranks agree on the parameters then."""
+        """Raises LaconicError after construction: ranks agree on the parameters when the optimizer is created."""
         if hasattr(self, "_work"):
             raise errors.error("unsupported", "parameters cannot be added after the optimizer was created", "pass torch's parameter groups to groups=")
         super().add_param_group(param_group)
@@ -174,46 +176,51 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # ---- what users ask ---------------------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict:
-        """Counters: step, skipped_steps, failed_steps, dense_bytes, wire_bytes, ratio, encode/decode/wire seconds, … With clip_norm,
-        grad_norm: of the last mean gradient, unclipped."""
+        """Counters: step, skipped_steps, failed_steps, dense_bytes, wire_bytes, ratio, encode/decode/wire seconds, … With clip_norm also
+        grad_norm, the norm of the last mean gradient before clipping.
+        """
         return self._work.stats()
 
     def explain(self) -> dict:
-        """What was picked and why: optimizer, push, pull, every parameter's codec; owned_elements and small_parameters of this rank;
-        host_copy_bytes, copied to or from the device in every step."""
+        """The plan and its reasons: optimizer, push, pull, each parameter's codec; owned_elements and small_parameters of this rank;
+        host_copy_bytes, the bytes copied from and to the device in each step.
+        """
         return {**self._work.explain(), "optimizer": self._name, "push": self.push, "pull": self.pull}
 
     def flush(self, steps: int = 10) -> int:
-        """Drains the residuals of pushes: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once). Gives the
-        number of the step after which they are empty. One rank's call is enough. Pulls have no residual."""
+        """Sends the residuals of pushes: an equal part of them in each of `steps` steps (1 to 65535; 1: all at once). Returns the number of the
+        step after which they are empty. One rank's call is enough. Pulls have no residual.
+        """
         return self._work.flush(whole("steps", steps, 1, 65535))
 
     def state_dict(self) -> dict:
-        """What this rank needs to continue bit for bit, with the model's own state_dict: {"state", "param_groups", "laconic"}. One per rank,
-        after the same step. Not for another optimizer: see full_state_dict."""
+        """What this rank needs, together with the model's state_dict, to continue bit for bit: {"state", "param_groups", "laconic"}. Save one
+        per rank, after the same step. For another world or optimizer use full_state_dict.
+        """
         return saved.state_of(self._work, self.param_groups)
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Continues this rank's saved run; load the model's state, too. The state of another rank, world size or model, or a damaged one, is
-        refused and changes nothing."""
+        """Restores this rank's state_dict; load the model's state as well. Raises LaconicError for a damaged state and for one of another rank,
+        world or model, and changes nothing then.
+        """
         saved.load(self._work, self.param_groups, state_dict)
 
     def full_state_dict(self) -> dict:
-        """The state as of the plain torch optimizer, whole, on every rank: {"state", "param_groups"} in its layout, and "masters", float32
-        values of all parameters by name. A collective call.
+        """The whole state, on every rank, in the layout of the plain torch optimizer: {"state", "param_groups"}, and "masters": float32 values of
+        all parameters by name. Collective.
 
-            plain = torch.optim.AdamW(model.parameters()); plain.load_state_dict(full)      # where none is frozen
+            plain = torch.optim.AdamW(model.parameters()); plain.load_state_dict(full)      # if no parameter is frozen
         """
         return saved.full_state_of(self._work, self.param_groups)
 
     def load_full_state_dict(self, state_dict: dict) -> None:
-        """Takes what full_state_dict gave in any world, or a plain torch optimizer's state_dict of the same parameters, which has no masters:
-        they take the model's values then. Every rank makes the call, with the same state. With masters, the model's parameters take their
-        values."""
+        """Loads a full_state_dict, from any world, or a plain torch optimizer's state_dict of the same parameters. Collective: every rank passes
+        the same state. With "masters" the model's parameters take their values; without, masters take the model's values.
+        """
         saved.load_full(self._work, self.param_groups, state_dict)
 
     def close(self) -> None:
-        """Ends its thread and frees what it holds; stats() and explain() stay. Every rank calls it."""
+        """Stops its thread and frees its memory; stats() and explain() stay available. Every rank calls it."""
         self._work.close()
 
     def __getstate__(self):
@@ -224,7 +231,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 def _checked(model, optimizer, groups, elementwise, keywords, *, push, pull, rules, clip_norm, full_pull_every, part):
-    """All that one rank can refuse by itself: what is trained; the plain optimizer of it; the groups; options of the session."""
+    """All checks that a rank can do alone: the parameters, the plain optimizer, the groups, the session's options."""
     check_model(model)
     check_optimizer(optimizer, elementwise)
     trained = Trained(model)
@@ -238,7 +245,7 @@ def _checked(model, optimizer, groups, elementwise, keywords, *, push, pull, rul
 
 
 def _meet(group, disabled: bool, refusal: LaconicError | None) -> Meeting:
-    """Every rank learns what every other one is about to do; one message where they differ."""
+    """Ranks tell each other what they are about to do; all raise the same error where they differ."""
     meeting = Meeting(group, str(refusal) if refusal is not None else DISABLED if disabled else "")
     for rank, said in enumerate(meeting.words):
         if said not in ("", DISABLED) and refusal is None:
@@ -251,7 +258,7 @@ def _meet(group, disabled: bool, refusal: LaconicError | None) -> Meeting:
 
 
 def _same_parameters(exchange: Exchange, trained: Trained, sync: bool) -> None:
-    """All ranks begin with the same values: rank 0's, or they are refused."""
+    """All ranks start with rank 0's values, or raise if theirs differ."""
     prints = [said for said, _ in exchange.share(saved.fingerprint_of(trained), torch.empty(0, dtype=torch.float32, device="cpu"))]
     other = next((rank for rank, said in enumerate(prints) if said != prints[0]), None)
     if other is None:

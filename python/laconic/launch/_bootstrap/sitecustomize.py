@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Run by Python at the start of every process that a script under laconic.run starts: PYTHONPATH leads here.
+"""Runs at the start of every Python process of a script under laconic.run: PYTHONPATH contains this folder.
 
-Takes this folder out of sys.path, listens for torch, and hands on to the sitecustomize that would have been found without it.
+Removes this folder from sys.path, waits for the import of torch, and runs the sitecustomize that Python would have found without it.
 """
 
 import os
