@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Engines: what moves bytes between ranks, and never sees what they mean. An exchange asks for
-// steps; whatever drives it (a session over an Engine, torch.distributed from Python, a C program)
-// executes them and asks for the next batch. docs/guide/engines.md.
+// Engines move bytes between ranks and do not interpret them. An exchange requests batches of
+// steps; its driver (a session over an Engine, torch.distributed from Python, a C program) executes
+// each batch and requests the next. docs/guide/engines.md.
 #pragma once
 
 #include <chrono>
@@ -18,36 +18,35 @@
 namespace laconic {
 
 enum class StepKind : uint8_t {
-  all_reduce = 0,  ///< `send` == `recv`: `count` lanes of `dtype`, summed in place
-  all_gather = 1,  ///< own bytes at `send`; rank r's recv_counts[r] bytes at recv + recv_offsets[r]
-  all_to_all = 2,  ///< send_counts[r] bytes at send + send_offsets[r] to r; received likewise
-  messages = 3,    ///< what `messages` lists, all at once
-  aggregate = 4,   ///< `contributions` to an aggregator; the sums into `aggregates`
+  all_reduce = 0,  ///< `send` == `recv`: `count` elements of `dtype`, summed in place
+  all_gather = 1,  ///< this rank's bytes at `send`; rank r's at recv + recv_offsets[r]
+  all_to_all = 2,  ///< send_counts[r] bytes at send + send_offsets[r] to r; recv likewise
+  messages = 3,    ///< the entries of `messages`, all at once
+  aggregate = 4,   ///< `contributions` to an aggregator, sums into `aggregates`
 };
 
-/// To one other rank, and from it. Where this rank sends nothing, the peer's message has no room,
-/// and the peer need not list this rank.
+/// A message to another rank, and one from it. If this rank sends nothing, the peer's recv_room is
+/// 0, and the peer need not list this rank.
 struct Message {
   uint32_t peer = 0;
   const uint8_t* send = nullptr;
   uint64_t send_bytes = 0;
   uint8_t* recv = nullptr;
-  uint64_t recv_room = 0;  ///< exactly what arrives, or, with Step::short_sends, at least
+  uint64_t recv_room = 0;  ///< bytes received; with Step::short_sends the maximum
 };
 
-/// One collective. Steps of one batch are independent: an engine may have all of them in flight at
-/// once, but issues them in order on every rank. Pointers stay valid until the next call on the
-/// exchange.
+/// One collective. Steps of a batch are independent: an engine may run them concurrently, but
+/// issues them in order on every rank. Pointers stay valid until the next call on the exchange.
 struct Step {
   StepKind kind = StepKind::all_reduce;
   DType dtype = DType::u8;
-  bool short_sends = false;  ///< recv_counts are room: what arrives may be shorter (EngineCaps)
-  /// The same number on all ranks, and not that of another step of the last 2^20 exchanges: for
-  /// engines whose messages carry tags. Below 2^28.
+  bool short_sends = false;  ///< recv_counts are maxima: data may be shorter (EngineCaps)
+  /// For engines whose messages carry tags: the same number on all ranks, different from those of
+  /// all other steps of the last 2^20 exchanges. Below 2^28.
   uint32_t tag = 0;
-  uint64_t count = 0;  ///< all_reduce: lanes
-  /// Of float32 lanes, the same on all ranks: every rank's are multiplied by it before they are
-  /// added. 1 unless the engine does that (EngineCaps::scales_from).
+  uint64_t count = 0;  ///< all_reduce: number of elements
+  /// Factor of float32 elements, the same on all ranks: each rank's elements are multiplied by it
+  /// before they are added. 1 unless the engine does that (EngineCaps::scales_from).
   float scale = 1.0F;
   uint8_t* send = nullptr;
   uint8_t* recv = nullptr;
@@ -57,42 +56,42 @@ struct Step {
   std::span<const uint64_t> recv_offsets{};
   std::span<const Message> messages{};            ///< every peer at most once, this rank not at all
   std::span<const Contribution> contributions{};  ///< the same number on all ranks
-  std::span<Aggregate> aggregates{};              ///< as many
+  std::span<Aggregate> aggregates{};              ///< the number of contributions
 };
 
 inline constexpr uint32_t kMaxBatch = 8;
 
-/// What an engine can do. The same on all ranks: agreement compares it.
+/// Capabilities of an engine, the same on all ranks: agreement compares them.
 struct EngineCaps {
-  /// Types whose lanes it adds; bits by DType.
+  /// Types that all_reduce adds, a bit per DType.
   uint32_t sums = 1U << static_cast<uint32_t>(DType::f32);
-  /// A rank may send fewer bytes than the receiver has room for: varying lengths then need no
-  /// prediction and travel exactly.
+  /// A rank may send fewer bytes than the receiver's buffer holds: payloads of varying length then
+  /// travel exactly, without prediction.
   bool short_sends = false;
-  /// From so many bytes of float32 on it multiplies the lanes by Step::scale, at this rank or where
-  /// they are added: an engine that reads them piece by piece anyway saves a pass over the
-  /// gradient. Ranks need not have the same: the agreement takes the largest.
+  /// Minimum bytes of float32 from which the engine multiplies by Step::scale, which saves a pass
+  /// over the gradient if the engine reads it piece by piece anyway. May differ between ranks:
+  /// agreement takes the largest.
   uint64_t scales_from = ~uint64_t{0};
-  bool aggregates = false;  ///< steps of that kind, after Engine::join
+  bool aggregates = false;  ///< supports aggregate steps, after Engine::join
   [[nodiscard]] constexpr bool can_sum(DType t) const noexcept {
     return (sums >> static_cast<uint32_t>(t) & 1U) != 0;
   }
 };
-/// float32, half, bfloat16 and int32, which wraps.
+/// float32, half, bfloat16, and int32, which wraps on overflow.
 inline constexpr uint32_t kAllSums =
     1U << static_cast<uint32_t>(DType::f32) | 1U << static_cast<uint32_t>(DType::f16) |
     1U << static_cast<uint32_t>(DType::bf16) | 1U << static_cast<uint32_t>(DType::i32);
 
-/// Batches that may have been started and not waited for.
+/// Maximum number of batches started and not waited for.
 inline constexpr uint32_t kMaxTickets = 16;
-/// A batch that has been started.
+/// A started batch.
 struct Ticket {
   uint64_t number = 0;
 };
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Moves bytes between ranks. Only rank, world and run have to be written; start and wait then run
-/// batches on one thread of the engine's own, in the order of their starts.
+/// Moves bytes between ranks. An implementation defines at least rank, world and run; start and
+/// wait then run batches on one thread of the engine, in order.
 class Engine {
  public:
   Engine();
@@ -102,43 +101,44 @@ class Engine {
 
   [[nodiscard]] virtual uint32_t rank() const noexcept = 0;
   [[nodiscard]] virtual uint32_t world() const noexcept = 0;
-  /// Fixed; all ranks' are the same. By default sums of float32 alone.
+  /// Constant, and the same on all ranks. Default: sums of float32 only.
   [[nodiscard]] virtual EngineCaps caps() const noexcept;
 
-  /// Before the first step of kind `aggregate`: tells the aggregator what there will be. All
-  /// ranks together. `unsupported` without one.
+  /// Announces the job to the aggregator, before the first step of kind `aggregate`. Collective.
+  /// Error `unsupported` without an aggregator.
   virtual Result<void> join(const AggregationJob& job, std::chrono::milliseconds timeout);
 
-  /// Executes a batch; returns when all its steps are complete or one has failed (peer gone, time
-  /// out). Never called by two threads at once.
+  /// Executes a batch; returns when all its steps have completed or one has failed (peer gone,
+  /// timeout). Not called concurrently.
   virtual Result<void> run(std::span<const Step> batch) = 0;
 
-  /// Begins a batch of at most kMaxBatch steps, of at most kMaxTickets at a time; all ranks begin
-  /// the same ones in the same order. What the steps point to has to live until wait() has returned
-  /// a value, and after a failure as long as the engine. Behind a batch that failed nothing is
-  /// executed: later ones fail with the same Error.
+  /// Starts a batch of at most kMaxBatch steps; at most kMaxTickets batches are outstanding. All
+  /// ranks start the same batches in the same order. Memory of the steps must stay valid until
+  /// wait() has returned success, and after a failure as long as the engine. After a failed batch
+  /// nothing is executed: later batches fail with the same Error.
   virtual Result<Ticket> start(std::span<const Step> batch);
-  /// Returns when the batch is complete. Once for each ticket, else exchange_order. `timed_out`: it
-  /// was not at the deadline, and may still be running; the engine is of no use any more.
+  /// Returns when the batch has completed. Called once per ticket, else exchange_order.
+  /// `timed_out`: it was not complete at the deadline and may still be running; the engine can no
+  /// longer be used.
   virtual Result<void> wait(Ticket ticket, Deadline deadline);
-  /// Frees `memory` when the engine ends: a batch that has timed out may still use it.
+  /// Keeps `memory` until the engine is destroyed: a batch that timed out may still use it.
   void keep_until_end(std::shared_ptr<void> memory) noexcept;
 
  protected:
-  /// Returns when no batch is being executed; none will be from then on. For destructors of engines
-  /// that can be destroyed before all tickets have been waited for: they see to it that run()
-  /// returns, then call this, while their members are still there.
+  /// Returns when no batch is running; no batch runs afterwards. For destructors of engines that
+  /// can be destroyed while tickets are outstanding: they make run() return, then call this while
+  /// their members still exist.
   void stop() noexcept;
-  /// total[i] += x[i], rounded to the type. No alignment is needed.
+  /// total[i] += x[i], rounded to the type. Any alignment.
   static void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept;
   /// total[i] = total[i] * of_total + x[i] * of_x in float32; the factors are step.scale, or 1 for
-  /// what has been multiplied. Lanes of other types are added. No alignment is needed.
+  /// values that were already multiplied. Other types are added only. Any alignment.
   static void add_lanes(DType type, uint8_t* total, float of_total, const uint8_t* x, float of_x,
                         uint64_t count) noexcept;
-  /// x[i] *= step.scale for `count` lanes of an all_reduce, unless it is 1. No alignment is needed.
+  /// x[i] *= step.scale for `count` elements of an all_reduce, unless scale is 1. Any alignment.
   static void scale_lanes(const Step& step, uint8_t* x, uint64_t count) noexcept;
-  /// What keep_until_end was given is never freed. For destructors of engines whose network may use
-  /// the memory as long as the process lives.
+  /// Never frees the memory given to keep_until_end. For destructors of engines whose network may
+  /// use it as long as the process lives.
   void keep_for_good() noexcept;
 
  private:
@@ -147,18 +147,18 @@ class Engine {
   std::unique_ptr<Thread> thread_;  // last: it ends first
 };
 
-/// An engine of which only rank, world and move have to be written: all steps are made of messages,
-/// and sums are taken in rank order, so that they are the same bits as those of LoopbackHub.
+/// An engine defined by rank, world and move: every step becomes messages, and sums are taken in
+/// rank order, with the same bits as LoopbackHub.
 class MessageEngine : public Engine {
  public:
-  /// All sums; no short sends, unless the engine below overrides this.
+  /// All sums; no short sends, unless a derived engine overrides this.
   [[nodiscard]] EngineCaps caps() const noexcept override;
   Result<void> run(std::span<const Step> batch) final;
 
  protected:
-  /// Moves all messages at once: a peer may send before it receives, or the other way round. Every
-  /// peer is listed at most once, this rank not at all. `tag` as in Step. Returns when everything
-  /// has arrived and no memory of `messages` is needed any more, or with what went wrong.
+  /// Moves all messages concurrently: a peer may send before it receives, or after. Each peer is
+  /// listed at most once, this rank not at all. `tag`: as in Step. Returns when everything has
+  /// arrived and no memory of `messages` is used any more, or with an Error.
   virtual Result<void> move(std::span<const Message> messages, uint32_t tag) = 0;
 
  private:

@@ -52,7 +52,7 @@ enum class Errc : int32_t {
   state_world = 83,
   state_model = 84,
   state_spec = 85,
-  // Ours.
+  // Laconic itself.
   out_of_memory = 100,
   internal = 101,
 };
@@ -61,7 +61,7 @@ enum class Errc : int32_t {
 /// above.
 std::string_view errc_name(Errc code) noexcept;
 
-/// What went wrong, where, and the next thing to try. Empty strings allocate nothing.
+/// A failure: what happened and where, and a hint what to try. Empty strings allocate nothing.
 struct Error {
   Errc code = Errc::internal;
   std::string message;

@@ -26,7 +26,7 @@ struct Actuator {
   bool marked = false;
   Sends sends = Sends::more;
   Growth growth = Growth::log;
-  double min = 0;  ///< within what a control moves it, unless told
+  double min = 0;  ///< default bounds for a control
   double max = 0;
 };
 

@@ -59,10 +59,10 @@ struct FrameView {
   return round_up(kFrameFixedBytes + spec_length, 8);
 }
 
-/// Encoding without a copy: begin_frame gives the room behind the header, the codec writes its
-/// payload there, and finish_frame puts the header in front and gives the size of the whole. Same
-/// `info` and `out` for both. Fails with invalid_argument (a field out of its range) or
-/// buffer_too_small (the message names what is needed).
+/// Encoding without a copy: begin_frame returns the space after the header, the codec writes its
+/// payload there, and finish_frame writes the header and returns the size of the frame. Same `info`
+/// and `out` for both. Errors: invalid_argument (a field out of range), buffer_too_small (the
+/// message has the required size).
 Result<MutBytes> begin_frame(const FrameInfo& info, MutBytes out);
 Result<uint64_t> finish_frame(const FrameInfo& info, MutBytes out, uint64_t payload_bytes);
 

@@ -5,8 +5,8 @@
 
 namespace laconic {
 
-/// What a rank remembers of a parameter's gradients between steps, g being this step's: a modifier
-/// of the spec. `t` is what is encoded, Q(t) what the payload decodes to.
+/// The memory of a parameter's gradients between steps, set by a modifier of the spec. g is this
+/// step's gradient, t the encoded value, Q(t) the decoded payload.
 enum class MemoryKind : uint8_t {
   none,      ///< +noef: t = g
   residual,  ///< +ef, +decay=β (else β = 1): t = β·e + g, then e ← t − Q(t)

@@ -32,17 +32,16 @@ struct TensorRef {
   void* data = nullptr;
 };
 
-/// What a spec remembers of one tensor on one rank: its residual (or running mean) and its state,
-/// that of the codec and, behind it, momentum. The first encode gives the state the size that the
-/// spec asks for.
+/// The memory of one tensor on one rank: its residual (or running mean), codec state, and after
+/// that momentum. The first encode sets the size of the state.
 class Residual {
  public:
-  /// `count` zeros. out_of_memory when there is none.
+  /// `count` zeros. Error: out_of_memory.
   static Result<std::unique_ptr<Residual>> create(uint64_t count);
   [[nodiscard]] std::span<float> values() noexcept { return values_; }
   [[nodiscard]] std::span<float> state() noexcept { return state_; }
-  /// Replaces the codec state, as from a checkpoint; the next encode refuses a size that is not the
-  /// codec's.
+  /// Replaces the codec state, e.g. from a checkpoint. The next encode fails if its size does not
+  /// fit the codec.
   void set_state(std::span<const float> state) { state_.assign(state.begin(), state.end()); }
 
  private:
@@ -51,7 +50,7 @@ class Residual {
   std::vector<float> state_;
 };
 
-/// A spec ready to encode and decode. Thread-safe; memory is kept and used again by later calls.
+/// A spec, ready to encode and decode. Thread-safe; later calls reuse its memory.
 class TensorCodec {
  public:
   /// `threads` counts the caller; results never depend on it.
@@ -59,19 +58,19 @@ class TensorCodec {
   ~TensorCodec();
 
   [[nodiscard]] const Spec& spec() const noexcept { return spec_; }
-  /// The largest frame of a rows × cols tensor. shape_unsupported when the codec cannot index it
-  /// (Contract::max_count), here and in encode and decode.
+  /// Maximum bytes of a frame for a rows × cols tensor. Error shape_unsupported, also in encode and
+  /// decode: the tensor is larger than Contract::max_count.
   [[nodiscard]] Result<uint64_t> max_frame_bytes(uint64_t rows, uint64_t cols) const;
 
-  /// Encodes `source` into `out` and gives the frame's size. `residual` null: no feedback, fresh
-  /// codec state. An all-zero source sends nothing and leaves the residual. A source that is not
-  /// finite, or whose sum with the residual is not or is more than the codec can take, is an error
-  /// (non_finite, nothing changed); a residual that is itself not finite is set to zero first.
-  /// Plain lanes without a residual carry zeros, NaN and infinity as they are.
+  /// Encodes `source` into `out` and returns the frame's bytes. `residual` null: no feedback, fresh
+  /// codec state. An all-zero source sends nothing and keeps the residual. Error non_finite
+  /// (nothing changed): the source, or its sum with the residual, is not finite or too large for
+  /// the codec; a residual that is itself not finite is set to zero first. Cast codecs without a
+  /// residual carry zeros, NaN and infinity as they are.
   Result<uint64_t> encode(const TensorRef& source, const Place& place, uint64_t parameter,
                           Residual* residual, MutBytes out) const;
-  /// out = base + weight · (d0 + …) over `frames` in their order, base = out when `add`, else 0.
-  /// All frames are verified before the first element changes.
+  /// out = base + weight · (d0 + …) over `frames` in order; base = out if `add`, else 0. All frames
+  /// are verified before `out` is changed.
   Result<void> decode(std::span<const Bytes> frames, float weight, bool add,
                       const TensorRef& out) const;
 

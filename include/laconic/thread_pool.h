@@ -7,8 +7,8 @@
 
 namespace laconic {
 
-/// A fixed set of threads that runs one parallel loop at a time. Results never depend on how many:
-/// tasks are numbered, and every codec gives task i the same elements whatever the pool is.
+/// A fixed set of threads that runs one parallel loop at a time. Results do not depend on the
+/// number of threads: tasks are numbered, and task i always has the same elements.
 class ThreadPool {
  public:
   /// `threads` counts the calling thread: 1 means no thread of its own.

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// An engine around another that has codes added by aggregation servers (`laconic serve`) and hands
-// everything else on.
+// AggregatorEngine: wraps an engine; aggregation servers (`laconic serve`) execute its aggregate
+// steps, the wrapped engine all others.
 #pragma once
 
 #include <chrono>
@@ -13,41 +13,41 @@
 
 namespace laconic {
 
-/// What a datagram's tag covers, besides that nobody without the token can make one.
+/// Coverage of a datagram's tag. Only holders of the token can create tags.
 enum class AggregatorAuth : uint8_t {
-  header,  ///< its header: who sits on the path can change payloads
-  full,    ///< its payload, too, for about half a microsecond a kilobyte; not with `--io xdp`
+  header,  ///< the header: an attacker on the path can change payloads
+  full,    ///< header and payload, at about 0.5 µs per kB; not with `--io xdp`
 };
 
-/// The same on all ranks.
+/// Must be the same on all ranks.
 struct AggregatorOptions {
   std::vector<std::string> servers;  ///< HOST:PORT, in the same order
-  /// The servers' secret, a file of 32 bytes, not all zero; "": none, as loopback servers allow it.
+  /// Path of the servers' secret, 32 bytes, not all zero; "": none, for servers on loopback.
   std::string token;
   AggregatorAuth auth = AggregatorAuth::header;
-  /// Sums come once for all ranks, by IP multicast, from a server that has a group (`laconic serve
-  /// --multicast`) to the ranks that hear it; to all others one by one, as ever.
+  /// Receive sums by IP multicast from servers with a group (`laconic serve --multicast`). Ranks
+  /// that multicast does not reach get them by unicast.
   bool multicast = false;
-  /// Of all ranks, how many are enough for a sum once its deadline has passed; 0 to 1.
+  /// Share of the ranks, 0 to 1, that is enough for a sum after its deadline.
   double quorum = 1.0;
   std::chrono::microseconds deadline =
-      std::chrono::milliseconds(20);  ///< of an exchange, below an hour
-  /// A rank that is silent for so long while others wait for it is lost.
+      std::chrono::milliseconds(20);  ///< deadline of an exchange, below an hour
+  /// Timeout of a rank that others wait for.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
 };
 
-/// Ranks that a quorum is: ⌈quorum · world⌉, at least 1.
+/// Ranks of a quorum: ⌈quorum · world⌉, at least 1.
 [[nodiscard]] uint32_t aggregator_quorum(double quorum, uint32_t world) noexcept;
 
-/// From join() on, a thread of its own keeps the links alive between batches, as long as other
-/// ranks may lack a result that is here, and for `timeout` behind the last batch at most: a server
-/// that is started again needs all ranks back.
+/// After join() a thread keeps the connections alive between batches while other ranks may lack a
+/// result that this rank has, at most `timeout` after the last batch: a restarted server needs all
+/// ranks again.
 class AggregatorEngine final : public Engine {
  public:
-  /// `inner` outlives it.
+  /// `inner` must outlive the engine.
   static Result<std::unique_ptr<AggregatorEngine>> create(Engine& inner,
                                                           const AggregatorOptions& options);
-  /// Lingers until all ranks have all results, a few seconds at most.
+  /// Waits until all ranks have all results, a few seconds at most.
   ~AggregatorEngine() override;
 
   [[nodiscard]] uint32_t rank() const noexcept override;
@@ -56,16 +56,16 @@ class AggregatorEngine final : public Engine {
   Result<void> join(const AggregationJob& job, std::chrono::milliseconds timeout) override;
   Result<void> run(std::span<const Step> batch) override;
 
-  /// Since join.
+  /// Counters since join.
   struct Stats {
     uint64_t resent_datagrams = 0;
     uint64_t duplicate_datagrams = 0;
     uint64_t aggregator_restarts = 0;
-    uint64_t rtt_us = 0;               ///< smoothed round trip, of the slowest server
-    uint64_t multicast_datagrams = 0;  ///< sums that came by multicast
-    uint64_t multicast_servers = 0;    ///< whose group this rank hears
+    uint64_t rtt_us = 0;               ///< smoothed round trip of the slowest server, µs
+    uint64_t multicast_datagrams = 0;  ///< sums received by multicast
+    uint64_t multicast_servers = 0;    ///< servers whose multicast reaches this rank
   };
-  /// While no batch is running.
+  /// Call it while no batch is running.
   [[nodiscard]] Stats stats() const noexcept;
 
  private:

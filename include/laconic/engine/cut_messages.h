@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// For engines: messages that go in several calls of their library, what is called next, and what
-// they hold up.
+// CutMessages, for engines: messages that need several calls of a library, and the steps that they
+// delay.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ class CutMessages {
   };
   static constexpr size_t kNone = ~size_t{0};
 
-  /// A message of `bytes` in calls of `call` bytes. `ends_short`: its end is a call that is not
-  /// full, be it empty. Gives its number, which it has until all of its calls have ended.
+  /// Adds a message of `bytes`, in calls of `call` bytes. `ends_short`: the last call is not full,
+  /// and may be empty. Returns its number, valid until all of its calls have ended.
   size_t add(int tag, uint8_t* at, uint64_t bytes, uint64_t call, bool ends_short) {
     if (free_.empty()) {
       messages_.emplace_back();
@@ -33,7 +33,7 @@ class CutMessages {
     messages_[number] = {at, bytes, call, 0, tag, ends_short, true};
     return number;
   }
-  /// The next call, which is now under way; nothing behind the last.
+  /// Starts and returns the next call; nothing after the last.
   std::optional<Call> next(size_t number) noexcept {
     Message& m = messages_[number];
     if (!m.open) return std::nullopt;
@@ -44,7 +44,7 @@ class CutMessages {
     ++m.under_way;
     return call;
   }
-  /// A call has ended. `last`: no other will follow. False: none can be asked for any more.
+  /// Ends a call. `last`: no other will follow. Returns false if no more can be requested.
   bool ended(size_t number, bool last) noexcept {
     Message& m = messages_[number];
     m.open = m.open && !last;
@@ -52,7 +52,7 @@ class CutMessages {
     if (!m.open && m.under_way == 0) free_.push_back(number);
     return m.open;
   }
-  /// Of a message with this tag calls are still to come.
+  /// True if calls of a message with this tag are still to come.
   [[nodiscard]] bool hold_up(int tag) const noexcept {
     return std::any_of(messages_.begin(), messages_.end(),
                        [tag](const Message& m) { return m.open && m.tag == tag; });

@@ -18,25 +18,24 @@ namespace laconic {
 struct GlooOptions {
   uint32_t rank = 0;
   uint32_t world = 1;
-  /// "file:FOLDER", empty and seen by all ranks, or "tcp:HOST:PORT", where rank 0 listens. Not
-  /// needed in a world of one.
+  /// "file:FOLDER", an empty folder that all ranks can access, or "tcp:HOST:PORT", where rank 0
+  /// listens. Not needed with one rank.
   std::string rendezvous{};
-  /// The network interface that Gloo uses ("eth0"); empty: that of this host's name.
+  /// Network interface ("eth0"); empty: that of this host's name.
   std::string interface_{};
-  /// From the call on; ranks that have not come by then, and been connected, fail the group.
+  /// Timeout for all ranks to join and connect; the group fails after it.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
-/// Sums go round in a ring, as Gloo's own do: not in rank order, the same bits on all ranks.
-/// Everything else goes directly, all at once. Messages may be shorter than their room.
+/// GlooEngine. Sums use a ring, as Gloo's own: not in rank order, the same bits on all ranks.
+/// Everything else is sent directly and concurrently. Messages may be shorter than their buffer.
 ///
-/// When a rank dies, every rank that waits gets an Error that names it, in well under a second. A
-/// rank that destroys its engine disturbs no rank that has what it needs of it. After the first
-/// Error the group is over: all its connections are closed, and no memory of a step is used any
-/// more.
+/// When a rank dies, every waiting rank gets an Error that names it, in well under a second. A rank
+/// that destroys its engine does not disturb ranks that have all they need from it. After the first
+/// Error the group has ended: all connections are closed, and no memory of a step is used any more.
 class GlooEngine final : public Engine {
  public:
-  /// All ranks together.
+  /// Collective.
   static Result<std::unique_ptr<GlooEngine>> create(const GlooOptions& options);
   /// "Gloo 0.5.0": the headers that its sources were compiled with.
   [[nodiscard]] static std::string library();

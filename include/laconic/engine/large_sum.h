@@ -1,9 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// For engines: a sum that the ranks take themselves, where their library's is slow. Each adds a
-// share of the lanes in rank order, piece by piece as terms arrive, and sends each piece to all
-// others. As many bytes travel as in a ring; the gradient is read once to be sent and once to be
-// added.
+// LargeSum, for engines: a sum taken by the ranks, for libraries whose own sum is slow. Each rank
+// adds a share of the elements in rank order, piece by piece as terms arrive, and sends each piece
+// to all others. It sends the same number of bytes as a ring; the gradient is read once to be sent
+// and once to be added.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 
 namespace laconic::detail {
 
-/// Which lanes are whose, and in which order they are added. The same on all ranks.
+/// The shares of the ranks and the order of their pieces. The same on all ranks.
 class LargeSum {
  public:
   struct Range {
     uint8_t* at = nullptr;
     uint64_t bytes = 0;
   };
-  /// `ahead`: pieces whose terms are under way at a time.
+  /// `ahead`: pieces whose terms are in flight at a time.
   struct Pace {
     uint32_t ahead = 1;
     uint64_t piece_bytes = 4;
@@ -43,11 +43,11 @@ class LargeSum {
       : step_(step), rank_(rank), world_(world), piece_(piece_bytes / dtype_size(step.dtype)) {}
 
   [[nodiscard]] const Step& step() const noexcept { return step_; }
-  /// Of the longest share.
+  /// Number of pieces of the longest share.
   [[nodiscard]] uint64_t pieces() const noexcept {
     return ((step_.count + world_ - 1) / world_ + piece_ - 1) / piece_;
   }
-  /// Piece `number` of `owner`'s share; of the last one there may be nothing.
+  /// Piece `number` of `owner`'s share; the last one may be empty.
   [[nodiscard]] Range piece_of(uint32_t owner, uint64_t number) const noexcept {
     const uint64_t size = dtype_size(step_.dtype), left = step_.count % world_;
     const uint64_t first = step_.count / world_ * owner + std::min<uint64_t>(left, owner);
@@ -56,9 +56,9 @@ class LargeSum {
     const uint64_t to = std::min(share, from + piece_);
     return {step_.recv + (first + from) * size, (to - from) * size};
   }
-  /// Adds this rank's piece in place. `term_of(r)`: rank r's lanes of it, which this overwrites;
-  /// `add`: Engine::add_lanes with two factors. In rank order: x + y and y + x are the same bits.
-  /// Slices stay in the first cache.
+  /// Adds this rank's piece in place, in rank order (x + y and y + x have the same bits).
+  /// `term_of(r)`: rank r's elements of it, which are overwritten; `add`: Engine::add_lanes with
+  /// two factors. Slices fit the first-level cache.
   template <class TermOf, class Add>
   void add_piece(uint64_t number, const TermOf& term_of, const Add& add) const {
     constexpr uint64_t kSlice = 8192;

@@ -24,44 +24,44 @@
 namespace laconic {
 
 struct MpiOptions {
-  /// Ranks that do not come within it, to the constructor or to the destructor, are not waited for.
+  /// Timeout for all ranks to reach the constructor or the destructor.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// A thread of the engine's own keeps messages moving between start and wait, where MPI allows it
-  /// (MPI_THREAD_MULTIPLE): without it most libraries move them only inside of their calls.
+  /// A thread of the engine makes progress between start and wait, if MPI allows it
+  /// (MPI_THREAD_MULTIPLE): most libraries otherwise move messages only inside their calls.
   bool background = true;
-  /// Bytes of one MPI call, whose counts are ints. The same on all ranks; at least 4.
+  /// Maximum bytes of one MPI call, whose counts are ints. The same on all ranks; at least 4.
   uint64_t largest_call = uint64_t{1} << 30;
-  /// The same between ranks on two hosts. Before a call of more than 64 KiB Open MPI asks the
-  /// receiver, and meanwhile a slow link stands idle. MPICH gains by 8000 at 100 Mbit/s, and takes
-  /// twice as long where the network is fast.
+  /// The same between ranks on different hosts. Before a call of more than 64 KiB Open MPI asks the
+  /// receiver, and a slow link is idle meanwhile. With MPICH 8000 is faster at 100 Mbit/s, and
+  /// takes twice as long on fast networks.
 #if defined(OPEN_MPI)
   uint64_t far_call = 64000;
 #else
   uint64_t far_call = uint64_t{1} << 30;
 #endif
-  /// Ranks that give the same are on one host. Empty: MPI_Get_processor_name.
+  /// Host name: ranks with the same one are on one host. Empty: MPI_Get_processor_name.
   std::string host{};
-  /// From so many bytes for each rank on the engine adds itself, in rank order: MPI_Iallreduce is
-  /// slower than MPI_Allreduce there. The same on all ranks.
+  /// Minimum bytes per rank from which the engine adds, in rank order, instead of MPI_Iallreduce,
+  /// which is slower than MPI_Allreduce there. The same on all ranks.
   uint64_t large_share = uint64_t{1} << 18;
 };
 
-/// On a communicator of its own. Between MPI_THREAD_SINGLE and _FUNNELED batches begin when they
-/// are waited for, by the thread that initialised MPI.
+/// MpiEngine, on a communicator of its own. Below MPI_THREAD_SERIALIZED batches start when they are
+/// waited for, on the thread that initialised MPI.
 ///
-/// After an Error the engine is dead: later calls give the same one. MPI may then still use the
-/// memory of batches in flight, as long as the process lives: it is never freed.
+/// After an Error the engine cannot be used: later calls return the same one. MPI may still use the
+/// memory of batches in flight as long as the process lives: it is never freed.
 class MpiEngine final : public Engine {
  public:
-  /// All processes of the job. Initialises MPI where nobody has, and then finalises it in the
-  /// destructor, unless the engine has failed: MPI_Finalize waits for every rank. What goes wrong
-  /// here is told by status(), and by Session::create.
+  /// All processes of the job. Initialises MPI if needed, and then finalises it in the destructor,
+  /// unless the engine has failed: MPI_Finalize waits for every rank. Failures are reported by
+  /// status() and by Session::create.
   MpiEngine(int* argc, char*** argv, MpiOptions options = {}) noexcept;
-  /// The processes of a communicator, all together; MPI has been initialised.
+  /// The processes of a communicator; MPI must be initialised. Collective.
   explicit MpiEngine(MPI_Comm communicator, MpiOptions options = {}) noexcept;
   ~MpiEngine() override;
 
-  /// Why the engine cannot be used; nothing while it can.
+  /// Success, or why the engine cannot be used.
   [[nodiscard]] Result<void> status() const;
   /// "Open MPI 4.1.4"
   [[nodiscard]] static std::string library();
@@ -76,7 +76,7 @@ class MpiEngine final : public Engine {
 
  private:
   struct Parts;
-  std::unique_ptr<Parts> parts_;  // none: there was not enough memory for it
+  std::unique_ptr<Parts> parts_;  // null: out of memory
 };
 
 }  // namespace laconic

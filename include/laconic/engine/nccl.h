@@ -16,7 +16,7 @@
 
 namespace laconic {
 
-/// What is opened: a path, or a name that the loader looks up.
+/// The libraries to open: paths, or names for the loader.
 struct NcclLibraries {
   std::string nccl = "libnccl.so.2";  ///< 2.7 or newer
   std::string cuda = "libcuda.so.1";  ///< the driver's
@@ -29,46 +29,45 @@ struct NcclFound {
   std::string why_not;  ///< why an engine cannot run here; empty: it can
 };
 
-/// Opens the libraries and asks them; needs no GPU. An Error if there is no NCCL that an engine
-/// could use.
+/// Opens the libraries and queries them; needs no GPU. Error: there is no usable NCCL.
 Result<NcclFound> find_nccl(const NcclLibraries& libraries = {});
 
 struct NcclOptions {
   NcclLibraries libraries;
   uint32_t rank = 0;
   uint32_t world = 1;
-  /// GPU of this rank, as CUDA counts them. NCCL wants another one for every rank.
+  /// CUDA index of this rank's GPU. NCCL needs a different one for every rank.
   uint32_t device = 0;
-  /// A group that has not come together, or a batch that has not been executed by then, has failed.
+  /// Timeout for all ranks to join, and for each batch.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// How long the end of a communicator may take, which waits for the other ranks.
+  /// Timeout for the end of a communicator, which waits for the other ranks.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
 };
 
-/// Makes the bytes those of rank 0 on every rank: a broadcast over whatever the program has.
+/// Replaces the bytes by rank 0's on every rank: a broadcast over any channel that the program has.
 using NcclShare = std::function<Result<void>(std::span<uint8_t> id)>;
 
-/// Steps over NCCL. They lie in host memory: a batch is copied to the GPU, exchanged there in one
-/// NCCL group on a stream of the engine's own, and copied back, through memory that grows to the
-/// largest batch (page-locked and on the GPU, each as large as all buffers of the batch).
+/// NcclEngine: steps over NCCL. Buffers are in host memory: a batch is copied to the GPU, exchanged
+/// there in one NCCL group on a stream of the engine's own, and copied back. Page-locked and GPU
+/// memory grow to the largest batch, each as large as all its buffers.
 ///
-/// An Error of NCCL's, and a batch that is late, abort the communicator; every later batch has the
-/// same Error. No memory of a step is used once run() has returned, whatever it returned.
+/// An Error of NCCL, and a timeout of a batch, abort the communicator; every later batch fails with
+/// the same Error. No memory of a step is used after run() has returned.
 ///
-/// Ranks of one process destroy their engines at the same time, each in a thread of its own.
+/// Ranks in one process destroy their engines concurrently, each on its own thread.
 class NcclEngine final : public Engine {
  public:
-  /// All ranks together; `share` is called once on each, also on one that cannot go on.
+  /// Collective; `share` is called once on each rank, also on one that cannot continue.
   static Result<std::unique_ptr<NcclEngine>> create(const NcclOptions& options,
                                                     const NcclShare& share);
   ~NcclEngine() override;
 
   [[nodiscard]] uint32_t rank() const noexcept override;
   [[nodiscard]] uint32_t world() const noexcept override;
-  /// Sums of all three types (bfloat16 from NCCL 2.10 on), in NCCL's order; no short sends.
+  /// Sums of three float types (bfloat16 from NCCL 2.10 on), in NCCL's order; no short sends.
   [[nodiscard]] EngineCaps caps() const noexcept override;
   Result<void> run(std::span<const Step> batch) override;
-  /// At the deadline the communicator is aborted, which takes up to twice `grace` more.
+  /// After the deadline the communicator is aborted, which takes at most 2 · `grace`.
   Result<void> wait(Ticket ticket, Deadline deadline) override;
 
  private:

@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Where the ranks of a group find each other before they can talk: a folder that all of them see,
-// or a TCP port of rank 0. Header only; for engines whose own library has no launcher.
+// Rendezvous: how the ranks of a group find each other before they are connected, by a folder that
+// all of them can access or by a TCP port of rank 0. Header only; for engines whose library has no
+// launcher.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +46,8 @@ inline Result<std::unique_ptr<Board>> open(std::string_view where, uint32_t rank
   return TcpBoard::open(host, port, rank, world, deadline);
 }
 
-/// An Error as others read it: the code's number, a blank, the message without control characters.
+/// Serializes an Error for other ranks: the code's number, a blank, the message without control
+/// characters.
 inline std::string write_news(const Error& error) {
   std::string text = std::to_string(static_cast<int32_t>(error.code)) + " " + error.message;
   text.resize(std::min(text.size(), kMaxNews));
@@ -65,8 +67,8 @@ inline Error read_news(std::string text, std::string hint) {
           known ? text.substr(blank + 1) : std::move(text), std::move(hint)};
 }
 
-/// Returns when all ranks are there, with the same world, each once. Who finds out that they never
-/// will be tells the others why.
+/// Returns when all ranks have joined, with the same world, each once. A rank that finds out that
+/// this will not happen reports the reason to the others.
 inline Result<void> meet(Board& board, uint32_t rank, uint32_t world,
                          std::chrono::milliseconds timeout, Deadline deadline) {
   const std::string news(kMeeting), hint = "restart all ranks with an empty folder or a free port";
@@ -100,7 +102,7 @@ inline Result<void> meet(Board& board, uint32_t rank, uint32_t world,
   for (uint32_t r = 0; r < world; ++r) missing.push_back(r);
   for (auto pause = std::chrono::milliseconds(1);;
        pause = std::min(2 * pause, std::chrono::milliseconds(20))) {
-    // News first: a rank that has all cards goes on, and reads no more of them.
+    // Read news first: a rank that has all cards reads no more of them.
     auto bad = board.get(news, std::max(deadline, soon()));
     if (!bad) return bad.error();
     if (!bad->empty()) return read_news(*bad, hint);

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// For engines: a sum that goes round. Each rank has a share of the lanes; a share's pieces pass
-// from rank to rank, which add their terms, and then once more, as sums. Nothing is sent twice, so
-// that as many bytes travel as in a LargeSum, over connections to two neighbours only.
+// RingSum, for engines: a ring all-reduce. Each rank has a share of the elements; pieces of a share
+// pass from rank to rank, which add their terms, and then once more as sums. It sends the same
+// number of bytes as a LargeSum, over connections to two neighbours only.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@
 
 namespace laconic::detail {
 
-/// Which piece is sent and received in which turn. In every turn a rank sends one piece to the rank
-/// before it and receives one from the rank behind it: terms in the first half of the turns, sums
-/// in the second. What is sent in turn t + pieces() is what was received in turn t.
+/// The schedule: in every turn a rank sends one piece to the rank before it and receives one from
+/// the rank after it: terms in the first half of the turns, sums in the second. The piece sent in
+/// turn t + pieces() is the one received in turn t.
 class RingSum {
  public:
   struct Range {
-    uint64_t offset = 0, bytes = 0;  // of the lanes; bytes may be 0
+    uint64_t offset = 0, bytes = 0;  // range of the elements; bytes may be 0
   };
 
   RingSum(const Step& step, uint32_t rank, uint32_t world, uint64_t piece_bytes) noexcept
@@ -29,10 +29,10 @@ class RingSum {
     piece_ = (share + pieces_ - 1) / pieces_;
   }
 
-  /// Of a share.
+  /// Number of pieces of a share.
   [[nodiscard]] uint64_t pieces() const noexcept { return pieces_; }
   [[nodiscard]] uint64_t turns() const noexcept { return 2 * half(); }
-  /// Turns in which terms travel.
+  /// Number of turns that send terms.
   [[nodiscard]] uint64_t half() const noexcept { return (world_ - 1) * pieces_; }
   [[nodiscard]] Range sent(uint64_t turn) const noexcept { return piece(rank_ + 1, turn); }
   [[nodiscard]] Range received(uint64_t turn) const noexcept { return piece(rank_ + 2, turn); }

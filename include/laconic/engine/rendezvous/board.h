@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Small values that all ranks of a group see, each written once, and a folder as the place where
-// they are kept.
+// Board: small values that all ranks of a group share, each written once; and a folder that stores
+// them.
 #pragma once
 
 #include <fcntl.h>
@@ -27,27 +27,27 @@ namespace laconic::rendezvous {
 using Clock = std::chrono::steady_clock;
 inline constexpr size_t kMaxKey = 64;
 inline constexpr size_t kMaxValue = size_t{1} << 20;
-/// Keys that begin with this are news: over TCP every rank is told them at once, so that they
-/// outlive rank 0.
+/// Prefix of news: over TCP every rank receives them at once, so that they outlive rank 0.
 inline constexpr std::string_view kNews = "news.";
 inline constexpr size_t kMaxNews = 1024;
-/// Why ranks cannot meet, and why a group has ended.
+/// Keys of news: why ranks cannot meet, and why a group has ended.
 inline constexpr std::string_view kMeeting = "news.meeting", kFault = "news.fault";
 
 /// Values by key, written once, the same for all ranks. Keys: 1 to kMaxKey letters, digits, '.',
-/// '_', '-', the first no dot; values: 1 to kMaxValue bytes, news at most kMaxNews. Any thread.
+/// '_', '-', not starting with '.'; values: 1 to kMaxValue bytes, news at most kMaxNews.
+/// Thread-safe.
 class Board {
  public:
   Board() = default;
   virtual ~Board() = default;
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
-  /// What `key` holds from now on: `value`, or what was there before.
+  /// Writes `value` unless `key` has one. Returns the value of `key`.
   virtual Result<std::string> put(const std::string& key, const std::string& value,
                                   Deadline deadline) = 0;
-  /// What `key` holds; empty: nothing yet.
+  /// Returns the value of `key`; empty: none yet.
   virtual Result<std::string> get(const std::string& key, Deadline deadline) = 0;
-  /// Rank 0 keeps it: an Error of put or get is then about rank 0.
+  /// True if rank 0 stores the values: an Error of put or get is then about rank 0.
   [[nodiscard]] virtual bool kept_by_rank_0() const noexcept = 0;
 };
 
@@ -74,7 +74,7 @@ inline uint64_t get_le(std::string_view bytes) noexcept {
   return value;
 }
 
-/// A file descriptor that is closed.
+/// A file descriptor, closed on destruction.
 class Fd {
  public:
   Fd() = default;
@@ -107,7 +107,7 @@ inline int milliseconds_to(Deadline deadline) noexcept {
 
 }  // namespace detail
 
-/// A file per key. A file that is not complete yet does not count.
+/// A file per key. Incomplete files do not count.
 class FolderBoard final : public Board {
  public:
   explicit FolderBoard(std::string folder) : folder_(std::move(folder)) {}
@@ -133,7 +133,7 @@ class FolderBoard final : public Board {
 
   Result<std::string> get(const std::string& key, Deadline) override {
     if (!is_key(key)) return Errc::invalid_argument;
-    // A named pipe in the place of a file is not waited for.
+    // Does not block if a named pipe has the file's name.
     const detail::Fd file(
         ::open((folder_ + "/" + key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (!file) return errno == ENOENT ? Result<std::string>(std::string()) : unusable(errno);
@@ -158,7 +158,7 @@ class FolderBoard final : public Board {
   [[nodiscard]] bool kept_by_rank_0() const noexcept override { return false; }
 
  private:
-  /// Somebody else has the key, and may be in the middle of writing.
+  /// Another rank has the key, and may still be writing.
   Result<std::string> settled(const std::string& key, Deadline deadline) {
     for (;;) {
       auto there = get(key, deadline);

@@ -1,8 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A TCP port of rank 0 as the place where a group keeps its values. There are no passwords: any
-// program that reaches the port can disturb the group, as in Gloo and MPI, but not harm the process
-// that listens.
+// A board that rank 0 serves on a TCP port. There are no passwords: any program that reaches the
+// port can disturb the group, as in Gloo and MPI, but not harm the process that listens.
 #pragma once
 
 #include <netdb.h>
@@ -39,9 +38,9 @@ namespace detail {
 enum class Kind : uint8_t {
   put = 1,
   get = 2,     ///< no value
-  answer = 3,  ///< no value: nothing there
-  news = 4,    ///< not asked for
-  refused = 5  ///< there is no more room
+  answer = 3,  ///< without a value: the key has none
+  news = 4,    ///< unsolicited
+  refused = 5  ///< the board is full
 };
 struct Frame {
   Kind kind = Kind::get;
@@ -99,7 +98,7 @@ inline Result<Addresses> resolve(const std::string& host, const std::string& por
   return Addresses(list);
 }
 
-/// Keeps the values. One thread, which answers all ranks and believes none.
+/// Stores the values. One thread answers all ranks and trusts none.
 class Server {
  public:
   static Result<std::unique_ptr<Server>> listen(
@@ -151,13 +150,13 @@ class Server {
       try {
         if (!turn()) return;
       } catch (const std::bad_alloc&) {
-        peers_.clear();  // they hear of it
+        peers_.clear();  // closes the connections
       }
     }
   }
 
   bool turn() {
-    // A meeting that has failed is not over before all have heard of it.
+    // Wait until all ranks have received the failure of a meeting.
     if (stopping_ && (held_.count(std::string(kMeeting)) == 0 || Clock::now() >= end_ ||
                       (seen_ >= world_ && peers_.empty())))
       return false;
@@ -165,7 +164,7 @@ class Server {
                             {listener_.get(), POLLIN, 0}};
     Deadline next = stopping_ ? end_ : Clock::now() + std::chrono::minutes(1);
     for (const Peer& peer : peers_) {
-      // Who does not read answers is asked for no more.
+      // A peer that does not read answers may send no more requests.
       fds.push_back({peer.fd.get(), static_cast<int16_t>(peer.out.empty() ? POLLIN : POLLOUT), 0});
       if (peer.waits) next = std::min(next, peer.until);
     }
@@ -248,7 +247,7 @@ class Server {
     peer.out += encode(Kind::answer, frame.key, at == held_.end() ? std::string() : at->second);
   }
 
-  /// Everybody has the news on the way before the one who brought them hears that they are known.
+  /// News are sent to all ranks before their author gets its answer.
   void spread(const Peer& from, const Frame& frame) {
     for (Peer& peer : peers_) {
       if (&peer == &from || peer.gone) continue;
@@ -272,7 +271,7 @@ class Server {
 
   Fd listener_, stop_;
   size_t world_, seen_ = 0;
-  std::chrono::milliseconds patience_;  // with a first request, and with the rest of one
+  std::chrono::milliseconds patience_;  // for a first request, and for the rest of a request
   bool stopping_ = false;
   Deadline end_;
   std::list<Peer> peers_;
@@ -283,7 +282,7 @@ class Server {
 
 }  // namespace detail
 
-/// Values that rank 0 keeps.
+/// Client of the values that rank 0 stores.
 class TcpBoard final : public Board {
  public:
   static Result<std::unique_ptr<Board>> open(const std::string& host, const std::string& port,
@@ -312,7 +311,7 @@ class TcpBoard final : public Board {
  private:
   explicit TcpBoard(std::string where) : where_(std::move(where)) {}
 
-  /// Rank 0 may come later.
+  /// Retries until rank 0 listens.
   Result<void> connect(const std::string& host, const std::string& port, Deadline deadline) {
     int error = ECONNREFUSED;
     for (;;) {
@@ -370,7 +369,7 @@ class TcpBoard final : public Board {
           lose(Errc::peer_failed, "does not speak this protocol");
         }
       }
-      // What arrived before the end counts.
+      // Data that arrived before the end counts.
       while (detail::take(&in_, &frame) == detail::Taken::frame) {
         if (frame.kind == detail::Kind::answer && frame.key == key) return std::move(frame.value);
         if (frame.kind == detail::Kind::news) news_.emplace(frame.key, frame.value);
@@ -395,7 +394,7 @@ class TcpBoard final : public Board {
     return true;
   }
 
-  /// All that has arrived; false at the end.
+  /// Reads all available data; false at the end of the stream.
   bool drain() {
     char bytes[1 << 16];
     for (;;) {
@@ -416,7 +415,7 @@ class TcpBoard final : public Board {
       lose(Errc::peer_failed, "is gone");
   }
 
-  /// For good: an answer that comes late would be taken for that of another question.
+  /// Closes the connection for good: a late answer would be taken for that of another request.
   void lose(Errc code, const std::string& why) {
     fd_.reset();
     lost_ = {code, "rank 0, which hosts the rendezvous at " + where_ + ", " + why,
