@@ -130,7 +130,7 @@ def test_documented_server_keys_exist(pools):
     with serving.servers(1) as (server,):
         explained, stats, _ = pools(2).run(_means, steps=1, aggregator=server.address)[0]
     for what, keys in (("stats", stats), ("explain", explained)):
-        sections = [page.split(f"{mark} `{what}()`")[1].split("\n#")[0] for mark in ("###", "#### Of servers, in")]
+        sections = [page.split(f"{mark} `{what}()`")[1].split("\n#")[0] for mark in ("###", "#### Servers, in")]
         documented = {key for section in sections for key in re.findall(r"^\| `(\w+)`", section, re.M)}
         assert documented == set(keys), documented.symmetric_difference(keys)
 
