@@ -261,7 +261,7 @@ collective::Exchange& Active::messenger(const Error& why, const collective::Buck
     if (known && why.code != Errc::out_of_memory && !in_flight.has(*exchange)) return *exchange;
   }
   const auto idle = [&](const auto& spare) { return !in_flight.has(*spare); };
-  return **std::ranges::find_if(spares, idle);  // as many as may be in flight
+  return **std::ranges::find_if(spares, idle);  // one per exchange in flight
 }
 
 void Active::keep(const collective::Bucket& bucket, const collective::LayoutView& layout) {

@@ -23,14 +23,14 @@
 
 namespace laconic::session {
 
-/// What settings are made of, beside a spec.
+/// Settings other than the spec.
 struct Asked {
-  std::vector<Rule> rules{};  ///< of the classes behind the first
+  std::vector<Rule> rules{};  ///< rules of the classes after the first
   std::string control{};      ///< of the call
   bool records = false;       ///< rank 0 writes a record
   std::string down{};         ///< spec of the means of two_shot; "": the call's
 };
-/// Where settings stand among those of a session.
+/// The position of settings in the sequence of a session's settings.
 struct Succession {
   uint32_t versions_before = 0;   ///< of all settings before these
   std::optional<uint64_t> since;  ///< the first step of what was set last; none: nothing was
@@ -44,19 +44,19 @@ struct Active {
   Active(const Active&) = delete;
   Active& operator=(const Active&) = delete;
 
-  /// Of the settings in force; goes up with each change.
+  /// Version of the current settings; increases with each change.
   [[nodiscard]] uint32_t version() const noexcept {
     return succession.versions_before + (steering ? steering->version() : 0U);
   }
   [[nodiscard]] feedback::StateHeader state_header() const;
-  /// In force on this rank in the step at hand, beside the model: 0 as at attach, without laws and
-  /// without a flush.
+  /// Hash of this rank's current settings in this step: 0 as at attach, without control policies
+  /// and flushes.
   [[nodiscard]] uint64_t hash() const noexcept;
   /// Laws have turned all that is compressed to float32.
   [[nodiscard]] bool all_dense() const noexcept;
 
-  /// What is due at the beginning of a step comes into force: the only place where settings move.
-  /// No exchange runs. `recorder`: null, or of the step that ends.
+  /// Begins a step: applies all changes due; the only place where settings change. No exchange
+  /// runs. `recorder`: null, or that of the ending step.
   Result<void> begin_step(uint64_t step, Recorder* recorder);
   [[nodiscard]] Result<void> check_layout(const collective::LayoutView& layout) const;
   /// The exchange that was made for this layout, or a new one: this is where memory may run out.
@@ -69,8 +69,8 @@ struct Active {
                                   const collective::LayoutView& layout, const InFlight& in_flight);
   /// No exchange will take this gradient: it goes into the residuals.
   void keep(const collective::Bucket& bucket, const collective::LayoutView& layout);
-  /// Goes on for `before`, whose place it takes behind step `last`: what was remembered, counted
-  /// and asked for. Takes no memory.
+  /// Continues after `before`, which it replaces after step `last`: reports, counters and requests.
+  /// Takes no memory.
   void take_over(const Active& before, uint64_t last) noexcept;
 
   Asked asked;
@@ -83,7 +83,7 @@ struct Active {
   std::optional<Steering> steering;  ///< none: no law moves anything
   collective::Counters counters;
   NormSample norms;
-  std::vector<std::unique_ptr<collective::Exchange>> spares;  ///< as many as may be in flight
+  std::vector<std::unique_ptr<collective::Exchange>> spares;  ///< one per exchange in flight
   std::vector<std::unique_ptr<collective::Exchange>> exchanges;
   Succession succession;
 

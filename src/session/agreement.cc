@@ -54,7 +54,7 @@ void put_text(std::array<char, N>& field, std::string_view text) {
   field.fill('\0');
   std::copy_n(text.data(), std::min(text.size(), N - 1), field.data());
 }
-/// Of another text another field.
+/// One text field; other texts have other types.
 template <size_t N>
 void put_whole(std::array<char, N>& field, std::string_view text) {
   if (text.size() < N) return put_text(field, text);

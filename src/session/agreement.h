@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What every rank tells the others before the first exchange and before settings change, and the
-// one message about what differs. `cards`: all ranks', in rank order.
+// Agreement: every rank sends a card to the others before the first exchange and before settings
+// change, and all report the same difference. `cards`: those of all ranks, in rank order.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace laconic::session {
 inline constexpr uint64_t kAgreementBytes = 768;
 using AgreementCard = std::array<uint8_t, kAgreementBytes>;
 
-/// What this rank tells the others of its settings: spec, sizes, version.
+/// This rank's card: spec, sizes, version.
 AgreementCard agreement_card(const Active& mine);
 /// In place of a card: this rank has no settings, and why.
 AgreementCard failure_card(const Error& why) noexcept;
@@ -25,12 +25,12 @@ AgreementCard failure_card(const Error& why) noexcept;
 struct Failure {
   uint32_t rank = 0;
   Error why;
-  bool everybody = false;  ///< all ranks have told the same
+  bool everybody = false;  ///< all ranks have the same failure
 };
-/// Of the first failure card, a rank's own trouble before what others have seen of it.
+/// The first failure card; a rank's own failure before one that others observed in it.
 std::optional<Failure> first_failure(Bytes cards);
-/// Its Error, with its rank's name, the same on every rank. `what`, if there is any: that they
-/// could not do, "attach"; where all have told the same, that.
+/// The Error of the failure, with its rank's name, the same on every rank. `what`: the operation
+/// that failed, such as "attach"; if all ranks have the same failure, that failure itself.
 Result<void> check_failures(Bytes cards, std::string_view what = {});
 /// The same message on every rank when they differ. From where engines scale is not compared: the
 /// last of them counts.

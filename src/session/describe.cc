@@ -171,7 +171,7 @@ std::string describe_spec(const Spec& spec) {
   return json.take();
 }
 
-/// Of a codec whose codes are summed.
+/// For a codec whose quantized values are summed.
 void put_lanes(JsonText& json, const Spec& spec, uint32_t world) {
   const Plan plan = spec.codec().plan(spec.params(), {1, 1, 1, 0, 0}, world);
   json.field("lane_bits", 8 * dtype_size(plan.round[plan.rounds - 1].lane));
@@ -180,7 +180,7 @@ void put_lanes(JsonText& json, const Spec& spec, uint32_t world) {
   json.close(']');
 }
 
-/// What a law has made of a class.
+/// The settings that a control policy chose for a class.
 void put_steering(JsonText& json, const Session& session, uint32_t of) {
   const auto& steering = session.active().steering;
   const auto found = steering ? steering->in_force(of) : Steering::InForce{};
@@ -193,7 +193,7 @@ void put_steering(JsonText& json, const Session& session, uint32_t of) {
   json.field("network_ms", found.network_ms).field("target_ms", found.target_ms);
 }
 
-/// What means come down by, where it is something else.
+/// The spec of the means, if it differs.
 void put_down(JsonText& json, const Spec* down) {
   json.key("down");
   if (down != nullptr) {
@@ -203,7 +203,7 @@ void put_down(JsonText& json, const Spec* down) {
   }
 }
 
-/// By rule, the call's last: what its parameters have now.
+/// By rule, the call's last: the current settings of its parameters.
 void put_settings(JsonText& json, const Session& session) {
   const collective::Model& model = session.model();
   json.key("settings").open('[');

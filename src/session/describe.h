@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the library says about itself, as JSON text.
+// Descriptions of a session as JSON text.
 #pragma once
 
 #include <span>
@@ -22,8 +22,7 @@ std::string_view merge_name(Merge merge) noexcept;
 std::string describe_codecs(std::span<const CodecTable* const> codecs);
 /// {"spec", "name", "feedback", "contract"}
 std::string describe_spec(const Spec& spec);
-/// What was picked for the model and why, per parameter, and the memory that it takes now. From any
-/// thread at any time.
+/// The plan and its reasons, per parameter, and its current memory. Thread-safe.
 std::string explain(const Session& session);
 std::string describe_stats(const Session& session);
 /// Version, ABI, compiler, instruction sets.

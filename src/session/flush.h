@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A flush on one rank: from the request of any rank, over the step in which all hear of it, to the
-// last step in which a part of the residuals goes out.
+// A flush on one rank: from the request of any rank, over the step in which all ranks receive it,
+// to the last step that sends a part of the residuals.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace laconic::session {
 
-/// Of a flush that follows residuals_left where no report says how large residuals are: as flush()
-/// in Python.
+/// Steps of a flush after residuals_left if no report has the size of residuals: as flush() in
+/// Python.
 inline constexpr uint32_t kReleaseSteps = 10;
 
 class Flush {
@@ -28,20 +28,20 @@ class Flush {
   void request(uint32_t steps) noexcept;
   /// All ranks ask, so that nothing is left: by what `residual` says of this rank's.
   void release(control::Ratio residual) noexcept;
-  /// All ranks hear the same in the same exchange; 0: nobody has asked.
+  /// Receives the request, the same on all ranks in the same exchange; 0: none.
   void heard(uint32_t steps) noexcept;
   /// `dense`: the step that ends sent all as float32, whatever the flush.
   void begin_step(bool dense) noexcept;
 
-  /// What an exchange of this step carries.
+  /// The flush of this step's exchanges.
   [[nodiscard]] collective::FlushTurn turn() const noexcept { return {requested(), parts_}; }
-  /// Of this step: 1/parts of each residual goes out; 0: not draining.
+  /// In this step 1/parts of each residual is sent; 0: none.
   [[nodiscard]] uint32_t parts() const noexcept { return parts_; }
   /// The step before sent uncompressed by a flush what else would have been compressed.
   [[nodiscard]] bool sent_before() const noexcept { return sent_before_; }
   [[nodiscard]] uint32_t steps_left() const noexcept;
-  /// Draining, or asked for by all. Between two steps the same on all ranks: what one rank alone
-  /// asks for does not count before all have heard of it.
+  /// True if draining or requested by all. Between two steps the same on all ranks: a request of
+  /// one rank does not count before all have received it.
   [[nodiscard]] bool releases() const noexcept { return to_come() != 0 || releasing_; }
 
  private:
@@ -51,7 +51,7 @@ class Flush {
   /// {steps that this rank asks for, draining steps still to come}: part of saved state. Empty
   /// without feedback.
   std::span<float> values_;
-  bool releasing_ = false;  // all have asked, and no rank has heard of it yet
+  bool releasing_ = false;  // requested by all, but not received by any rank yet
   bool sent_before_ = false;
   uint32_t parts_ = 0;
 };

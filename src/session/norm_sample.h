@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// How large residuals are beside the gradients they wait for: sums of squares over the same few
-// elements of both, at a fixed stride through the model, whatever the buckets.
+// NormSample: the size of residuals relative to gradients: sums of squares over the same few
+// elements of both, at a fixed stride through the model, independent of buckets.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class NormSample {
   NormSample() = default;
   explicit NormSample(const collective::RankState& state);
 
-  /// Of a bucket that is about to be encoded; its layout fits the model.
+  /// For a bucket that is about to be encoded; its layout fits the model.
   [[nodiscard]] Sums of(const collective::RankState& state, const collective::LayoutView& layout,
                         const void* buffer, DType dtype) const noexcept;
 

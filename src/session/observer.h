@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What this rank observes of its steps, as the other ranks will hear of it, and what it has heard
-// of theirs. Where steps pass in which no exchange carries a report, the next one tells the medians
-// of them. Sees no clock: times come in, in seconds of any clock that only goes forward.
+// Observer: what this rank measures of its steps and reports to the other ranks, and the reports it
+// receives. If exchanges of some steps carry no report, the next report has the medians of these
+// steps. Reads no clock: times are arguments, in seconds of a monotonic clock.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ struct Timing {
 
 class Observer {
  public:
-  /// Steps that are remembered until a report tells of them.
+  /// Steps that are kept until a report includes them.
   static constexpr uint32_t kKept = 64;
 
   /// Step `step` begins, and the one before it has ended. `settings`: low bits of the hash of those
@@ -45,7 +45,7 @@ class Observer {
   void carried() noexcept;
   /// The exchange that carried report() has ended: what all ranks said, of `world`.
   void heard(const collective::HeardReports& reports, uint32_t world) noexcept;
-  /// It has failed: nobody is heard.
+  /// Failed: no reports were received.
   void lost(uint32_t world) noexcept { heard({}, world); }
 
   /// Is there a step before this one, about which ranks report?
@@ -54,7 +54,7 @@ class Observer {
   // Since creation:
   /// Reports that were due, and did not come or said nothing.
   [[nodiscard]] uint64_t missing() const noexcept { return missing_; }
-  /// Of this rank's time in collectives: what the network took,
+  /// The network's share of this rank's time in collectives,
   [[nodiscard]] double network_seconds() const noexcept { return network_; }
   /// and the wait for ranks that came later.
   [[nodiscard]] double straggler_seconds() const noexcept { return straggler_; }
@@ -68,7 +68,7 @@ class Observer {
     double step = 0;
     double residual = 0;
   };
-  /// Of the step that runs.
+  /// Sums of the current step.
   struct Sums {
     double network = 0;  // NaN: some batch's times are not known
     bool batches = false;

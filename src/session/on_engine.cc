@@ -66,7 +66,7 @@ struct Session::Inner {
   std::vector<uint64_t> offsets;      // of a bucket that is submitted
   uint32_t buckets = 0;               // since the last wait()
   std::optional<uint64_t> last_step;  // that a bucket was of
-  /// Of the state that it goes on with: buckets of the first travel apart.
+  /// Version of the state that it continues: buckets of version 1 are not joined.
   uint32_t version = feedback::kStateVersion;
 
   /// This rank's, before it has been compared with the others'.

@@ -84,7 +84,7 @@ void Proposal::refuse(const Error& why) {
   card_ = failure_card(why);
 }
 
-/// What was observed and counted goes on.
+/// Reports and counters continue.
 void Proposal::put_in_force() noexcept {
   next_->take_over(*session_->active_, session_->step_.number);
   Stats& stats = session_->stats_;

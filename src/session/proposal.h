@@ -1,8 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Other settings, between two steps: every rank prepares, tells the others its card, whether it
-// could or not, and ends with the cards of all. What comes stands beside what is in force until all
-// ranks have it; then the two change places, which takes no memory and cannot fail.
+// Proposal: new settings, between two steps. Every rank prepares them, sends its card to the
+// others, successful or not, and ends with the cards of all ranks. New and current settings exist
+// side by side until all ranks are ready; then they are swapped, which takes no memory and cannot
+// fail.
 #pragma once
 
 #include <memory>
@@ -16,7 +17,7 @@ namespace laconic::session {
 
 class Session;
 
-/// What is to change; what is not given stays.
+/// The settings to change; empty members are unchanged.
 struct Change {
   std::optional<std::string_view> spec{};
   std::optional<std::span<const Rule>> rules{};
@@ -29,18 +30,18 @@ class Proposal {
  public:
   explicit Proposal(Session& session) noexcept : session_(&session) {}
 
-  /// Takes all memory that the settings need beside those in force, which stay. Its Error is in the
-  /// card, too. Refused while exchanges run, by an aggregation server, and while residuals are not
-  /// zero for which the settings have no place: residuals_left.
+  /// Allocates all memory of the new settings; current ones stay in force. Its Error is also in the
+  /// card. Fails while exchanges run, with an aggregation server, and with residuals_left while
+  /// residuals are not zero that the settings cannot keep.
   Result<void> prepare(const Change& change);
   /// Instead: this rank has no settings to prepare, and why.
   void refuse(const Error& why);
   [[nodiscard]] const AgreementCard& card() const noexcept { return card_; }
   /// A change was prepared, or could not be, and has not been ended.
   [[nodiscard]] bool open() const noexcept { return open_; }
-  /// Where all ranks are ready for the same, it is in force from now on. Otherwise all go on as
-  /// before, with one Error; behind residuals_left they are flushed, in as many steps as they are
-  /// larger than the gradients. `what`: as of check_failures.
+  /// Applies the settings if all ranks are ready for the same ones. Otherwise all continue as
+  /// before, with the same Error; after residuals_left residuals are flushed, in a number of steps
+  /// that follows from their size. `what`: as in check_failures.
   Result<void> end(Bytes cards, std::string_view what = {});
 
  private:

@@ -34,7 +34,7 @@ ssize_t read_at(int descriptor, char* out, size_t bytes, off_t at) {
   return got;
 }
 
-/// Where the last whole line ends.
+/// Offset of the end of the last complete line.
 off_t end_of_lines(int descriptor, off_t size) {
   std::array<char, 4096> piece;
   while (size > 0) {
@@ -48,7 +48,7 @@ off_t end_of_lines(int descriptor, off_t size) {
   return 0;
 }
 
-/// What lies there may be continued.
+/// Checks that the file may be continued.
 Result<void> check(int descriptor, const std::string& file) {
   struct stat about {};
   if (::fstat(descriptor, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size == 0) return {};

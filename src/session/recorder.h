@@ -22,7 +22,7 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  /// Behind Steering::begin_step: a line of the step that has ended.
+  /// Called after Steering::begin_step: writes a line for the step that has ended.
   void begin_step(const Steering& steering) noexcept;
   /// Settings were replaced: what follows is a part of its own.
   void go_on_with(const control::RecordedRun& run) noexcept;

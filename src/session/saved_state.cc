@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::array<char, 8> kMagic{'L', 'A', 'C', 'S', 'T', 'A', 'T', 'E'};
 
-/// What a state begins with; the spec's text follows, then the entries, then the checksum.
+/// The head of a state; the spec's text follows, then the entries, then the checksum.
 struct Head {
   std::array<char, 8> magic;
   uint32_t version;
@@ -42,7 +42,7 @@ Error corrupt(std::string what) {
   return {Errc::state_corrupt, "state: " + std::move(what), "use an older checkpoint"};
 }
 
-/// Of what decides the place of an element in a sum that the engine takes.
+/// The settings that determine the position of an element in a sum of the engine.
 uint64_t part_of(const Session& session) {
   return session.model().layout_matters() ? session.model().options().part : 0;
 }

@@ -12,8 +12,8 @@ namespace laconic::session {
 
 /// Why nothing is saved or loaded while buckets are in flight, or wait for others.
 Error in_flight_error() noexcept;
-/// Of a session with nothing in flight. `version`: see feedback::kStateVersion; the entries are the
-/// same.
+/// Saves a session with nothing in flight. `version`: see feedback::kStateVersion; the entries are
+/// the same.
 Result<std::vector<uint8_t>> save_state(const Session& session,
                                         uint32_t version = feedback::kStateVersion);
 /// All of it or nothing: everything is checked before the first value is copied. Gives its version.

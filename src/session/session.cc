@@ -175,9 +175,9 @@ double Session::now() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// What an exchange that carried reports has brought; nothing, if it failed. In the first step of
-/// what was set reports are about settings before it, and behind a step that a flush sent
-/// uncompressed they are about that.
+/// Uses the reports of an exchange; none if it failed. In the first step of new settings reports
+/// are about the settings before, and after an uncompressed step of a flush they are about that
+/// step.
 void Session::hear(const collective::HeardReports& heard) {
   auto& steering = active_->steering;
   const bool of_these = active_->succession.since != step_.number && !active_->flush.sent_before();

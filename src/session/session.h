@@ -34,19 +34,19 @@ class Session {
   [[nodiscard]] const Recorder* recorder() const noexcept { return recorder_.get(); }
   /// While it lives, no setting changes and no other call gets anywhere.
   [[nodiscard]] std::unique_lock<std::mutex> hold() const { return std::unique_lock(mutex_); }
-  /// By value, from any thread at any time.
+  /// Returns a copy; thread-safe at any time.
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] Proposal& proposal() noexcept { return proposal_; }
 
-  /// Before the first bucket of a step, which does it otherwise: what is due now comes into force.
-  /// Gives the settings' version; a second time in a step, the same. Refused for a step behind the
-  /// one that has begun, and while exchanges of another one run.
+  /// Begins a step: applies all changes due. Optional: the first bucket of the step does it
+  /// otherwise. Returns the version of the settings, also for a second call in the same step. Fails
+  /// for a step before the current one, and while exchanges of another step run.
   Result<uint32_t> begin_step(uint64_t step);
-  /// The exchange of a bucket, ready for next(). Others of its step may run: see has_place().
-  /// Fails for a bucket without a buffer or of no float type, for a parameter that is in flight,
-  /// while exchanges of another step run, and after the engine has failed once: then the
-  /// gradient goes into the residuals. What else is wrong on this rank (no memory, a layout that
-  /// does not fit) the exchange tells the other ranks.
+  /// Begins the exchange of a bucket, ready for next(). Others of its step may run: see
+  /// has_place(). Fails for a bucket without a buffer or with a non-float type, for a parameter in
+  /// flight, while exchanges of another step run, and after the engine has failed: the gradient
+  /// then goes into the residuals. Other failures of this rank (out of memory, a layout that does
+  /// not fit) are reported to the other ranks by the exchange.
   Result<collective::Exchange*> begin(const collective::Bucket& bucket,
                                       const collective::LayoutView& layout);
   /// The exchange that all other ranks begin with a bucket of `layout`, which this rank cannot
@@ -55,7 +55,7 @@ class Session {
                                              const collective::LayoutView& layout, Error why);
   /// Before the first next(): this rank has failed; all ranks will report it.
   void fail(collective::Exchange& exchange, Error error);
-  /// `last`: of the batch that it gave last; without it nobody knows how long the network took.
+  /// `last`: timing of the last batch; without it the network time is unknown.
   Result<uint32_t> next(collective::Exchange& exchange, std::span<Step> batch,
                         const Timing& last = {});
   /// Options::now, for a driver's Timing.
@@ -67,8 +67,8 @@ class Session {
   /// from now on begin() fails with `why`: messages of theirs may still be under way and would meet
   /// the next ones.
   void abort(std::optional<Error> why = {});
-  /// An exchange of so many elements may begin: at most Options::window long ones are in flight
-  /// and, where that is 2 or more, kMaxWindow of any size. The same on all ranks between the same
+  /// True if an exchange of `elements` may begin: at most Options::window long ones are in flight
+  /// and, if that is 2 or more, kMaxWindow of any size. The same on all ranks between the same
   /// begins.
   [[nodiscard]] bool has_place(uint64_t elements) const;
   /// Exchanges that have begun and not ended, those that are parked among them.
@@ -97,7 +97,7 @@ class Session {
   struct StepState {
     uint64_t number = ~uint64_t{0};
     bool report_due = false;       // no exchange of it has begun yet
-    std::optional<Error> failure;  // of begin_step, until a bucket tells the others
+    std::optional<Error> failure;  // failure of begin_step, until a bucket reports it to the others
   };
 
   explicit Session(std::unique_ptr<Active> active);
@@ -120,7 +120,7 @@ class Session {
   bool reports_ = false;  // asked for, whatever laws need
 };
 
-/// By value, from any thread at any time.
+/// Returns a copy; thread-safe at any time.
 [[nodiscard]] Memory memory_of(const Session& session);
 
 /// Runs one exchange to its end on an engine, by its run(): for tests. Programs: Driver.

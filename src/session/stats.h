@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a session counts, and what it holds.
+// Counters and memory of a session.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace laconic::session {
 
-/// What a driver makes of buckets.
+/// Counters of a driver.
 struct DriverCounts {
   uint64_t parts = 0;              ///< exchanges that carried a part of a bucket that was cut
   uint64_t coalesced = 0;          ///< buckets, or parts, that travelled with others
@@ -42,7 +42,7 @@ struct Stats {
   double residual_norm = 0;       ///< sqrt of the sum of squares of this rank's residuals
 };
 
-/// What a session holds as of now, in bytes, as far as it grows with the model.
+/// The memory of a session in bytes, as far as it grows with the model.
 struct Memory {
   uint64_t residual_bytes = 0;  ///< error feedback, that of owned means included
   uint64_t state_bytes = 0;     ///< what else outlives a step: codec state, the flush's numbers

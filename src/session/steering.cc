@@ -19,10 +19,10 @@ namespace {
 constexpr uint64_t kHead = 2;      // words: version, steps
 constexpr uint64_t kPerClass = 5;  // words: value, since, next, from, path
 
-/// What of a class is saved in one word.
+/// The part of a class's state that is saved in one word.
 struct Path {
   bool now = false;   // uncompressed
-  bool next = false;  // likewise
+  bool next = false;  // the same for the next value
   uint32_t parts = 0;
   uint32_t left = 0;
 
@@ -63,8 +63,7 @@ control::RecordedRun run_of(const collective::Model& model, std::span<const Rule
   return run;
 }
 
-/// What a rank receives for a class that is at the end of its control's bounds where it sends most;
-/// 0: they are none.
+/// Bytes that a rank receives for a class whose control sends the most within its bounds; 0: none.
 uint64_t most_bytes(collective::Model& model, uint32_t of, const Field& field,
                     const control::Controlled& made) {
   const auto control = control::parse_control(made.control);
@@ -78,7 +77,7 @@ uint64_t most_bytes(collective::Model& model, uint32_t of, const Field& field,
   return bytes;
 }
 
-/// What the records that `run` names decide for the rules that name them.
+/// The decisions of the records that `run` names.
 struct Records {
   std::vector<control::Decision> decisions;
   std::vector<double> first;               // by class
@@ -122,7 +121,7 @@ bool may_be_dense(const std::vector<control::Controlled>& recorded, uint32_t of)
   return control && control->law->info.dense;
 }
 
-/// What decided in the recorded run: a state that it saved is read by this.
+/// The controller of the recorded run: it reads the states that the run saved.
 std::optional<control::Controller> origin_of(const Records& records) {
   if (records.rules.empty()) return {};
   auto made = control::Controller::create(records.rules, records.decisions);
@@ -137,7 +136,7 @@ std::string_view text_of(uint32_t of, std::string_view control, std::span<const 
   return text.empty() ? std::string_view("fixed") : text;
 }
 
-/// Where a codec has a setting that may change, and it may not here.
+/// Why a codec's setting that may change in general may not change here.
 std::string why_still(const collective::Model& model, uint32_t of) {
   const CodecTable& codec = model.spec(of).codec();
   if (std::ranges::none_of(codec.fields, [](const Field& f) { return f.actuator.marked; })) {
@@ -261,7 +260,7 @@ void Steering::note_settings() {
     ended_.settings[c] = {classes_[c].value, classes_[c].uncompressed};
 }
 
-/// By the step before; laws that look at steps alone go on where nobody reports.
+/// Decides by the step before; policies that use only step numbers work without reports.
 void Steering::decide(uint64_t rounds) {
   any_ended_ = steps_ != 0;
   const uint64_t rounds_before = rounds_before_;
@@ -314,7 +313,7 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, uint6
     move(model, i, c.value);
     any = true;
   }
-  decide(rounds);  // behind what is due: it holds later
+  decide(rounds);  // after the changes due: decisions apply later
   steps_ = step + 1;
   bytes_before_ = bytes_;
   if (any) {
@@ -331,7 +330,7 @@ uint32_t Steering::release_steps_left() const noexcept {
   return most == 0 ? 0 : most - 1;
 }
 
-/// Of all that is saved: ranks that have loaded other states would decide otherwise.
+/// Hash of all saved state: ranks that loaded different states would decide differently.
 void Steering::set_hash() { hash_ = hash64(std::span<const uint64_t>(words_)); }
 
 /// Saved state is written into the store by others: what lies there is then not what was left
@@ -386,8 +385,8 @@ Result<bool> Steering::take_loaded(collective::Model& model) {
   return true;
 }
 
-/// Of a run whose record is replayed, saved when `steps` steps had begun: what was decided up to
-/// then has to be what the record says.
+/// Takes the state of a run whose record is replayed, saved when `steps` steps had begun: its
+/// decisions up to then must match the record.
 Result<void> Steering::take_origin(std::span<const uint64_t> words, uint64_t steps) {
   if (auto ok = origin_->load(words.first(origin_->state_words())); !ok) return ok;
   for (uint32_t i = 0; i < classes_.size(); ++i) {

@@ -49,15 +49,14 @@ class Steering {
     return body();
   }
 
-  /// What all ranks said in the first exchange of `step`; empty: nobody was heard.
+  /// Receives the reports of the first exchange of `step`; empty: none.
   void heard(uint64_t step, std::span<const control::Report> reports) noexcept;
-  /// A step begins, and the one before it has ended. Decides by what was heard in that one, and
-  /// moves the specs of what holds from here on; gives whether any did. state_corrupt, state_spec
-  /// and state_version: of what was loaded, nothing was taken.
-  /// `rounds`: collectives so far.
+  /// Begins a step: decides by the reports received in the step before, and applies changes that
+  /// are due to specs. Returns whether any spec changed. Errors: state_corrupt, state_spec and
+  /// state_version of a loaded state, of which nothing was used. `rounds`: collectives so far.
   Result<bool> begin_step(uint64_t step, collective::Model& model, uint64_t rounds = 0);
 
-  /// So many collectives, and versions, were those of settings before these.
+  /// Sets the collectives and versions of earlier settings.
   void begin_after(uint64_t rounds, uint32_t versions) noexcept {
     rounds_ = rounds;
     versions_before_ = versions;
@@ -72,7 +71,7 @@ class Steering {
   [[nodiscard]] bool releases() const noexcept {
     return std::ranges::any_of(classes_, [](const Class& c) { return c.left != 0; });
   }
-  /// Steps behind this one in which residuals go out, of whichever class.
+  /// Steps after this one that release residuals of any class.
   [[nodiscard]] uint32_t release_steps_left() const noexcept;
 
   // For a record:
@@ -134,7 +133,7 @@ class Steering {
   control::Controller controller_;
   std::optional<control::Controller> origin_;  // of the run whose record is replayed
   std::vector<Class> classes_;
-  std::vector<control::Report> silent_;  // of ranks that nobody has heard
+  std::vector<control::Report> silent_;  // reports of silent ranks
   std::vector<control::Report> heard_;   // observed_ is made of them
   std::optional<control::Observation> observed_;
   uint64_t steps_ = 0;      // 1 + the step begun last; 0: none

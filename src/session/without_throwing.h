@@ -7,7 +7,8 @@
 
 namespace laconic::session {
 
-/// What `body` gives. Where there is no memory (for the text of an error, say), a short error.
+/// Returns the result of `body`, or a short Error if memory is exhausted (also for the text of an
+/// error).
 template <class Body>
 auto without_throwing(Body&& body) -> decltype(body()) {
   try {
@@ -17,7 +18,7 @@ auto without_throwing(Body&& body) -> decltype(body()) {
   }
 }
 
-/// Where not enough memory for its texts, the code alone: payloads have to be put back.
+/// If memory for its texts is exhausted, only the code: payloads have to be put back.
 inline Error copy_of(const Error& error) noexcept {
   try {
     return error;

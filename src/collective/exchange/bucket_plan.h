@@ -30,7 +30,7 @@ struct BucketRaw {
   uint32_t parameter = 0;
 };
 
-/// The strategies that a bucket takes, one leg each.
+/// The strategies of a bucket, one leg each.
 class Legs {
  public:
   Legs(const RankState& state, const Layout& layout) {
@@ -76,8 +76,8 @@ inline DensePart dense_part(const RankState& state, const LayoutView& layout) no
   }
   return {any, any && !rest};
 }
-/// Where some do: uncompressed parameters ride with them if they would be all that is left of their
-/// leg, unless they are added on the way there, too.
+/// If some parameters are sent as float32: true if uncompressed parameters travel with them, because
+/// their own leg would otherwise have nothing else. Not where an engine or server adds that leg.
 inline bool raw_rides_along(const RankState& state, const LayoutView& layout,
                             StrategyKind raw) noexcept {
   return !sums_lanes(raw) && std::ranges::none_of(layout.parameters, [&](uint32_t p) {
@@ -86,15 +86,15 @@ inline bool raw_rides_along(const RankState& state, const LayoutView& layout,
   });
 }
 
-/// Nothing is predicted of the length of its payloads. Where owners have turns no round tells them
-/// that one did not fit.
+/// True if payloads may have any length up to their bound. With owner turns no round could report
+/// that a payload did not fit.
 inline bool grants_bound(const RankState& state, const RankPiece& piece) noexcept {
   const bool exact = piece.codec->contract().exact_size &&
                      (piece.down == nullptr || piece.down->contract().exact_size);
   return exact || state.short_sends() || state.model().options().owner_turns;
 }
 
-/// Of one leg.
+/// The plan of one leg.
 struct BucketPlan {
   std::vector<BucketUnit> units;
   std::vector<BucketRaw> raw;
@@ -104,7 +104,7 @@ struct BucketPlan {
 
   BucketPlan(const RankState& state, const Layout& layout, StrategyKind leg)
       : BucketPlan(state, layout, leg, [](const RankParameter&) { return true; }) {}
-  /// Of its parameters those that takes(parameter).
+  /// Adds the parameters of the leg for which takes(parameter) is true.
   template <class Takes>
   BucketPlan(const RankState& state, const Layout& layout, StrategyKind leg, Takes&& takes)
       : state_(&state), layout_(&layout), leg_(leg) {
@@ -132,7 +132,8 @@ struct BucketPlan {
     all_lanes_ = lanes;
   }
 
-  /// Settings have changed: what travels as float32 now is none of this leg's. Takes no memory.
+  /// Applies changed settings: parameters that are now sent as float32 leave this leg. Takes no
+  /// memory.
   void refill() noexcept {
     if (all_units_.empty() && all_raw_.empty()) return;
     units.clear();
@@ -176,7 +177,7 @@ struct BucketPlan {
   const Layout* layout_;
   StrategyKind leg_;
   StrategyKind raw_leg_ = StrategyKind::automatic;
-  // Where a law may turn to float32: what the leg has while none does.
+  // If a control policy may choose float32: the units of the leg while it does not.
   std::vector<BucketUnit> all_units_;
   std::vector<BucketRaw> all_raw_;
   uint64_t all_lanes_ = 0;

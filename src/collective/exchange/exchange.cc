@@ -35,7 +35,7 @@ uint32_t tag_of(uint32_t sequence, uint32_t batch, uint32_t index) {
 }
 static_assert(kMaxBatch <= 8);
 
-/// What a rank sends to others.
+/// Bytes that a rank sends to others.
 uint64_t wire_bytes(const Step& step, uint64_t world) {
   const auto& sends = step.send_counts;
   uint64_t bytes = 0;
@@ -74,7 +74,7 @@ bool has_memory(const RankState& state, const Layout& layout) {
   });
 }
 
-/// A law may turn a class to float32 beside another that stays compressed.
+/// True if a control policy may send some classes as float32 while others stay compressed.
 bool may_be_dense_in_part(const RankState& state, const Layout& layout) {
   std::optional<uint32_t> first;
   bool opens = false, several = false;
@@ -212,8 +212,8 @@ Result<uint32_t> Exchange::advance(std::span<Step> batch) {
   return step(batch);
 }
 
-/// Every rank tells whether it is ready for this layout, and by which state; the same exchange then
-/// uses it.
+/// Every rank reports whether it is ready for this layout, with a hash of its state; the same
+/// exchange then uses the layout.
 Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
   Input asked = input();
   asked.layout ^= state_->shared_state(layout_);
@@ -223,14 +223,15 @@ Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
     return uint32_t{1};
   }
   if (auto heard = status_.receive(asked); !heard) {
-    // Every rank has heard of it, this one's own failure included: the others stop here. Of ranks
-    // that are not all at the same exchange, every one sees another.
+    // Every rank has received the failure, also if it is this rank's own: all stop here. If ranks
+    // are at different exchanges, each of them sees a different one.
     if (heard.error().code == Errc::peer_failed || heard.error().code == Errc::ranks_disagree ||
         asked.failure != nullptr) {
       abort();
       return std::move(heard).error();
     }
-    // Damage on the way to this rank: the others go on, and hear of it from the strategy.
+    // Damaged on the way to this rank only: the others continue, and the strategy reports it to
+    // them.
     fail(std::move(heard).error());
   }
   enrolled_ = true;
@@ -286,12 +287,12 @@ Result<uint32_t> Exchange::step(std::span<Step> batch) {
   }
   strategy.finish();
   if (planned) narrow(*state_, input(), layout_.elements);
-  // Under a quorum the others may have ended it without this rank, and without hearing of it.
+  // Under a quorum the others may have completed it without this rank, and without knowing of its
+  // failure.
   return given_.end();
 }
 
-/// What went up uncompressed is delivered now, and only now: a step that is skipped leaves the
-/// residuals as they were.
+/// Uncompressed pushes count as delivered only now: a skipped step leaves residuals unchanged.
 void Exchange::resume(bool skips, const BundleFailure* failure) {
   if (given_.drained)
     skips ? uncompressed_.undo(pipeline::Undo::gradient_travels) : uncompressed_.finish();

@@ -1,15 +1,15 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The exchange of one bucket: which strategies it takes (the planner's, a leg each, or uncompressed
-// when a flush is due or some gradient is not finite), and the 16-bit inputs, which everything
-// below sees as float32. No I/O.
+// The exchange of one bucket: its strategies (a leg for each that the planner chose, or
+// uncompressed when a flush is due or a gradient is not finite), and the conversion of 16-bit
+// inputs to float32. No I/O.
 //
-// What laws have turned to float32 goes with a leg of its own or, where that is all that is
-// compressed, as whole buckets.
+// Parameters that a control policy sends as float32 have their own leg; if nothing else is
+// compressed, the whole bucket is sent uncompressed.
 //
-// What a strategy needs is allocated when an exchange is made. The first use of a layout begins
-// with a status round, in which a rank without memory, or one that refuses the layout, tells the
-// others; an Exchange without a layout can do only that.
+// An exchange allocates all memory of its strategies when it is made. The first use of a layout
+// begins with a status round, in which a rank that is out of memory or rejects the layout reports
+// it to the others; an Exchange without a layout can do only that.
 #pragma once
 
 #include <memory>
@@ -31,7 +31,7 @@ struct Bucket {
   bool raw = false;  ///< send uncompressed, residuals untouched
 };
 
-/// What a session's flush makes of one exchange.
+/// The part of a session's flush in one exchange.
 struct FlushTurn {
   uint32_t wish = 0;   ///< steps of the flush that this rank asks for; 0: none
   uint32_t parts = 0;  ///< draining: 1/parts of each residual goes out; 0: not draining
@@ -79,8 +79,8 @@ class Exchange {
   /// Until the next prepare().
   struct Heard {
     uint32_t flush = 0;  ///< steps of the flush that some rank asks for; 0: none
-    /// What all ranks reported; empty: nothing, because it was not asked for, went out
-    /// uncompressed, or failed.
+    /// The reports of all ranks; empty if there were none, the bucket was sent uncompressed, or it
+    /// failed.
     HeardReports reports;
     bool fell_back = false;  ///< it went out uncompressed, as some gradient is not finite
   };
@@ -97,9 +97,9 @@ class Exchange {
     enrolling,     ///< in the status round of a layout that is new
     legs,          ///< as planned
     parked,        ///< between their ways
-    uncompressed,  ///< as it is, in place of the legs or after them
+    uncompressed,  ///< sent uncompressed, instead of the legs or after them
   };
-  /// By prepare() and fail().
+  /// Set by prepare() and fail().
   struct Given {
     Bucket bucket;
     uint32_t sequence = 0;

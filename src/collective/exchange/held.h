@@ -10,7 +10,7 @@
 
 namespace laconic::collective {
 
-/// Bytes behind one arena, one vector, or one object that knows its own.
+/// Bytes of an arena, of a vector, or of an object that has a held_bytes().
 template <class Part>
 [[nodiscard]] uint64_t held_by(const Part& part) noexcept {
   if constexpr (requires { part.held_bytes(); }) {
@@ -22,7 +22,7 @@ template <class Part>
   }
 }
 
-/// Behind all of them. What a vector's elements hold themselves comes on top.
+/// Their sum. Bytes owned by the elements of a vector are not included.
 template <class... Parts>
 [[nodiscard]] uint64_t held(const Parts&... parts) noexcept {
   return (held_by(parts) + ...);

@@ -30,8 +30,8 @@ void LegSet::adopt(const Input& input) {
   owner_turn()->adopt(input);
 }
 
-/// All legs go to their ends, whatever one of them meets: the other ranks may not have met it, and
-/// hear of it from those that are not done.
+/// All legs run to their ends, even if one fails: other ranks may not have seen the failure, and
+/// learn of it from the remaining legs.
 Result<Next> LegSet::next(std::span<Step> batch) {
   uint32_t steps = 0;
   for (Leg& leg : legs_) {
@@ -55,7 +55,7 @@ Result<Next> LegSet::next(std::span<Step> batch) {
   return steps != 0 ? Next{Verdict::steps, steps} : end();
 }
 
-/// No leg counts as delivered unless all are.
+/// A leg counts as delivered only if all legs are.
 Result<Next> LegSet::end() {
   if (!trouble_) return Next{raw_ ? Verdict::take_raw : Verdict::delivered, 0};
   undo(pipeline::Undo::gradient_lost);

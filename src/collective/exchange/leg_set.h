@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A bucket whose parameters travel by several strategies has a leg for each: their steps go out in
+// LegSet: a bucket whose parameters use several strategies has a leg for each. Their steps run in
 // one batch, and nothing is committed before every leg is delivered.
 #pragma once
 
@@ -27,7 +27,7 @@ class LegSet final : public Strategy {
   [[nodiscard]] uint64_t held_bytes() const noexcept override;
   /// OwnerTurn::adopt in place of begin().
   void adopt(const Input& input);
-  /// There is one leg where owners have turns: no other strategy is chosen then.
+  /// With owner turns there is one leg, because no other strategy is chosen.
   [[nodiscard]] OwnerTurn* owner_turn() noexcept override {
     return legs_.empty() ? nullptr : legs_.front().strategy->owner_turn();
   }
@@ -40,8 +40,8 @@ class LegSet final : public Strategy {
   Result<Next> end();
 
   std::vector<Leg> legs_;
-  std::optional<Error> trouble_;  // the first that a leg met
-  bool raw_ = false;              // some leg has to go out uncompressed
+  std::optional<Error> trouble_;  // the first failure of a leg
+  bool raw_ = false;              // a leg has to be sent uncompressed
   uint32_t flush_ = 0;
   HeardReports reports_;
 };

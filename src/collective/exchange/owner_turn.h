@@ -32,8 +32,9 @@ class OwnerTurn {
   [[nodiscard]] virtual double sum_of_squares() = 0;
   /// Takes the means out of the gradient, which went out uncompressed.
   virtual void adopt(const Input& input) = 0;
-  /// The way down begins. `skips`: some rank's gradient of this step is not finite, nothing comes
-  /// down. `failure`: what this rank has met elsewhere in the step and tells all; null: nothing.
+  /// Starts the pull. `skips`: a gradient of this step is not finite on some rank, so nothing is
+  /// pulled. `failure`: a failure of this rank elsewhere in the step, which it reports to all; may
+  /// be null.
   virtual void resume(bool skips, const BundleFailure* failure) = 0;
   /// After finish(): the step was skipped, by an owner at least.
   [[nodiscard]] virtual bool skipped() const noexcept = 0;

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What one rank holds for a model: the units it encodes and the units it owns, bound to their
-// memory in the store.
+// RankState: the units that one rank encodes and the units that it owns, bound to their memory in
+// the store.
 #pragma once
 
 #include <memory>
@@ -54,7 +54,8 @@ struct RankParameter {
   StrategyKind strategy = StrategyKind::native_sum;
   uint64_t count = 0;
   const pipeline::UnitCodec* codec = nullptr;  ///< of its class
-  /// Of the whole parameter; no arrays without feedback, or when raw but for server_sum.
+  /// Memory of the whole parameter; without arrays if there is no feedback, or if it is
+  /// uncompressed (except under server_sum).
   feedback::Memory memory;
   std::vector<RankPiece> pieces;
   pipeline::UnitSlot fixed;  ///< raw, server_sum: travels as fixed point; `state` is its range
@@ -80,8 +81,7 @@ class RankState {
                                                    std::span<const pipeline::UnitCodec> codecs,
                                                    feedback::Store& store);
 
-  /// What is in force beside the model, the same on all ranks: travels in every bundle. 0: as at
-  /// attach.
+  /// Hash of the current settings, the same on all ranks; every bundle carries it. 0: as at attach.
   void set_settings(uint64_t hash) noexcept { settings_ = hash; }
   [[nodiscard]] uint64_t settings() const noexcept { return settings_; }
   /// A class's spec has moved: its units have other plans. Takes no memory.

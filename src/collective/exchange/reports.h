@@ -1,9 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// How ranks' reports travel without a round of their own: in the header of a bundle that all
-// receive, or in lanes behind those that are summed anyway. There every rank has a slot and leaves
-// the others' at zero, so that the sum is a gather: each lane holds a whole number that its type
-// adds without rounding, and that only one rank adds.
+// Reports of ranks travel without an extra round: in the header of a bundle that all ranks receive,
+// or in elements after those that are summed anyway. There every rank has a slot and leaves the
+// others' at zero, so that the sum is a gather: each element holds a whole number that its type
+// adds without rounding, and only one rank writes it.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 
 namespace laconic::collective {
 
-/// What a rank says in an exchange. That it says anything, `step` and `turn` are the same on all
-/// ranks; `report` may be missing.
+/// The report of this rank in an exchange. Whether there is one, `step` and `turn` are the same on
+/// all ranks; `report` may be missing.
 struct OwnReport {
   control::Report report;
   uint64_t step = 0;  ///< that it is about
@@ -56,7 +56,7 @@ void put_report(DType type, const control::Report& report, uint8_t* lanes) noexc
 [[nodiscard]] control::Report heard_report(const BundleReport& report,
                                            const OwnReport& own) noexcept;
 
-/// What a strategy holds to hear reports: memory for all ranks', taken once.
+/// The reports that a strategy receives, with memory for those of all ranks.
 class ReportBook {
  public:
   void reserve(bool reports, uint32_t world) { reports_.resize(reports ? world : 0); }

@@ -1,9 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What rides along where lanes are summed, behind the others or, beside a bucket that is summed in
-// place, in an all-reduce of its own in the same batch:
-//     flush, a lane for each bit | present, a lane for each parameter whose memory is joint
-//     (UnitCodec::joint) | in some exchanges reports, a slot for each rank of the turn
+// Riders: values that travel with summed elements, after them or, if a bucket is summed in place,
+// in an all-reduce of their own in the same batch:
+//
+//    flush, an element for each bit | present, an element for each parameter whose memory is joint
+//    (UnitCodec::joint) | in some exchanges reports, a slot for each rank of the turn
 #pragma once
 
 #include "collective/exchange/rank_state.h"
@@ -19,7 +20,7 @@ void store_lane(DType type, float value, uint8_t* at) noexcept;
 class Riders {
  public:
   explicit Riders(const RankState& state) : state_(&state) {}
-  /// Of all parameters of a layout.
+  /// For all parameters of a layout.
   Riders(const RankState& state, const Layout& layout);
   /// As settings are now.
   void carry(bool flush, bool reports) noexcept {
@@ -37,7 +38,7 @@ class Riders {
 
   /// The gradients are still in their place.
   void begin(const Input& input) noexcept;
-  /// Of this exchange's reports; 0: it carries none.
+  /// Number of report slots in this exchange; 0: none.
   [[nodiscard]] uint32_t slots() const noexcept { return turn_.count; }
   [[nodiscard]] uint32_t most_slots() const noexcept {
     const bool reports = state_->model().options().reports && carries_reports_;

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A round in which every rank tells whether it has failed: before a layout's first exchange, and
-// after an engine's sum with NaN in it, since lanes travel bare and a rank that failed can only
-// send NaN. It never runs in steady state, and the memory for it is taken at create.
+// A round in which every rank reports whether it has failed: before a layout's first exchange, and
+// after an engine's sum with NaN in it, because sums carry no messages and a failed rank can only
+// send NaN. Its memory is allocated at create, and it never runs in steady state.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ class StatusRound {
   explicit StatusRound(const RankState& state) : state_(&state) {}
   /// False: no memory. Needs kMinCapacity bytes per rank.
   [[nodiscard]] bool reserve();
-  /// An all-gather of small bundles: `failure` (null: none) to everybody.
+  /// An all-gather of small bundles with this rank's `failure` (null: none).
   void emit(const Input& input, const Error* failure, Step& step);
   /// The first rank's failure, the same on every rank.
   [[nodiscard]] Result<void> receive(const Input& input);
@@ -36,7 +36,7 @@ class StatusRound {
   std::vector<uint64_t> counts_, send_offsets_, recv_offsets_;
 };
 
-/// What this rank tells the others about a failure of its own.
+/// A failure of this rank, for the other ranks.
 [[nodiscard]] inline BundleFailure own_failure(const RankState& state, const Input& input,
                                                const Error& error) {
   return {error.code, state.rank(), input.bucket, BundleFailure::kNoParameter, error.message};

@@ -55,7 +55,7 @@ struct Counters {
   uint64_t zero_units = 0;
   uint64_t non_finite_units = 0;
   uint64_t excluded_granules = 0;  ///< sums without this rank
-  uint64_t partial_granules = 0;   ///< sums without somebody
+  uint64_t partial_granules = 0;   ///< sums without the contribution of some rank
   uint64_t out_of_range = 0;       ///< parameters too large for their fixed point's range
   uint64_t residual_resets = 0;    ///< residuals that were not finite and started again from zero
 };
@@ -63,13 +63,13 @@ struct Counters {
 class Strategy {
  public:
   virtual ~Strategy() = default;
-  /// Encodes. Never fails: what fails locally is told to the others by next(). Allocates nothing,
-  /// except for uncompressed's copy of the gradient.
+  /// Encodes. Cannot fail: next() reports local failures to the other ranks. Allocates nothing,
+  /// except the copy of the gradient in uncompressed.
   virtual void begin(const Input& input) = 0;
   /// Errors (a peer's failure, hostile bytes) come after everything undelivered was put back.
   virtual Result<Next> next(std::span<Step> batch) = 0;
-  /// Before a next(): this rank has failed elsewhere in the exchange. From the next batch on, if
-  /// there is one, it tells the others. `failure` lives as long as the exchange.
+  /// Reports a failure of this rank elsewhere in the exchange; called before a next(). It is sent
+  /// with the next batch, if there is one. `failure` must live as long as the exchange.
   virtual void fail(const Error& failure) = 0;
   /// After `delivered`: the mean goes into the gradient buffer, state moves on.
   virtual void finish() = 0;
@@ -84,7 +84,7 @@ class Strategy {
   /// Steps of the flush that some rank asked for in this exchange, the same on every rank; 0: none,
   /// or not known yet.
   [[nodiscard]] virtual uint32_t flush_heard() const noexcept { return 0; }
-  /// What all ranks reported; empty: nothing, or not known yet. Valid until the next begin().
+  /// The reports of all ranks; empty if there are none yet. Valid until the next begin().
   [[nodiscard]] virtual HeardReports reports_heard() const noexcept { return {}; }
   /// Null: it parks nothing.
   [[nodiscard]] virtual OwnerTurn* owner_turn() noexcept { return nullptr; }
@@ -92,9 +92,8 @@ class Strategy {
   [[nodiscard]] virtual uint64_t held_bytes() const noexcept = 0;
 };
 
-/// A leg of an exchange: the units of a layout that travel so. Each takes all memory that it will
-/// need. `status` outlives the strategy.
-/// `kind`: native_sum or server_sum.
+/// A leg of an exchange: the units of a layout that use one strategy. Each allocates all memory
+/// that it will need. `status` outlives the strategy. `kind`: native_sum or server_sum.
 Result<std::unique_ptr<Strategy>> make_sums(RankState& state, const Layout& layout,
                                             StrategyKind kind, Counters& counters,
                                             StatusRound& status);
@@ -105,7 +104,7 @@ Result<std::unique_ptr<Strategy>> make_two_shot(RankState& state, const Layout& 
 /// Takes the place of two_shot where owners have turns: owner_turn.h.
 Result<std::unique_ptr<Strategy>> make_push_pull(RankState& state, const Layout& layout,
                                                  Counters& counters);
-/// Of what laws have turned to float32, beside what is compressed.
+/// For parameters that a control policy sends as float32 while others are compressed.
 Result<std::unique_ptr<Strategy>> make_dense_leg(RankState& state, const Layout& layout);
 
 }  // namespace laconic::collective

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What strategies that send bundles do with one unit, and the errors that they share.
+// Functions for one unit, and errors, shared by the strategies that send bundles.
 #pragma once
 
 #include "collective/exchange/strategy.h"
@@ -51,7 +51,7 @@ inline void keep_gradient(const RankState& state, uint32_t parameter, const floa
 void keep_gradients(const RankState& state, const LayoutView& layout, const void* buffer,
                     DType dtype);
 
-/// A 16-bit bucket of so many elements into Input::gradient, and back.
+/// Converts a 16-bit bucket of `elements` to Input::gradient, and back.
 void widen(const RankState& state, const Input& input, uint64_t elements) noexcept;
 void narrow(const RankState& state, const Input& input, uint64_t elements) noexcept;
 

@@ -20,7 +20,7 @@ const RankPiece* same_piece(const RankParameter& parameter, const RankPiece& pie
   return at == parameter.pieces.end() ? nullptr : &*at;
 }
 
-/// Where the residual of an owned mean goes on as one; null: nowhere.
+/// The array that continues the residual of an owned mean; null: none.
 float* mean_residual(const RankParameter& parameter, const RankPiece& piece) {
   const RankPiece* const same = same_piece(parameter, piece);
   return same == nullptr ? nullptr : same->mean.memory.values;
@@ -34,8 +34,8 @@ void take_residual_of_mean(const RankPiece& piece, float world, float* residual)
   }
 }
 
-/// Of the same codec, and different at most in what laws move: state at a smaller value is the
-/// beginning of that at a larger one.
+/// True if codecs are the same and settings differ only in what control policies change: state for
+/// a smaller value is a prefix of that for a larger one.
 bool keeps_state(const Spec& before, const Spec& after) {
   if (&before.codec() != &after.codec()) return false;
   return std::ranges::all_of(before.codec().fields, [&](const Field& f) {

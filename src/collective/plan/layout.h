@@ -17,7 +17,7 @@ struct Layout {
   friend bool operator==(const Layout&, const Layout&) = default;
 };
 
-/// A layout that somebody else holds: looking one up must not need memory.
+/// A layout stored elsewhere: a lookup must not need memory.
 struct LayoutView {
   std::span<const uint32_t> parameters;
   std::span<const uint64_t> offsets;

@@ -13,15 +13,15 @@
 namespace laconic::collective {
 namespace {
 
-/// What one more round is worth in bytes: 3–5 ms of a Gloo round on the links of 50 Mbit/s to 1
-/// Gbit/s where compression pays. Only decides between strategies; no result depends on it.
+/// The cost of one more round, in bytes: 3–5 ms of a Gloo round on links of 50 Mbit/s to 1 Gbit/s,
+/// where compression helps. Only chooses between strategies; no result depends on it.
 constexpr uint64_t kRoundBytes = 32 * 1024;
 
 Unit whole_unit(const Parameter& p) { return {p.count(), p.rows, p.cols, hash64(p.name), 0}; }
 
 bool compresses_nothing(const Spec& spec) { return spec.codec().info.name == "none"; }
 
-/// One rank has nobody to send to: its gradients pass through.
+/// With one rank gradients stay as they are.
 bool alone(const Options& options) { return options.world == 1; }
 constexpr std::string_view kAlone = "one rank has nothing to exchange: gradients stay as they are";
 
@@ -47,7 +47,7 @@ DType travelling(const RoundPlan& round) { return round.code_bits == 0 ? round.l
 
 uint64_t granule_of(const Spec& spec) { return std::max<uint32_t>(spec.contract().granule, 1); }
 
-/// Of the ranges of two_shot: both legs send whole granules.
+/// Granule of two_shot's ranges: contributions and means consist of whole granules.
 uint64_t granule_of(const Spec& spec, const Spec* down) {
   return down == nullptr ? granule_of(spec) : std::lcm(granule_of(spec), granule_of(*down));
 }
@@ -495,7 +495,7 @@ AggregationJob Model::aggregation_job() const {
   return job;
 }
 
-/// What a codec can index and a bundle can say: 4 GiB of payload in a slot, 4 GiB of lanes.
+/// Limits of codecs and bundles: 4 GiB of payload in a slot, 4 GiB of summed elements.
 Result<void> Model::check_sizes() const {
   for (uint32_t i = 0; i < parameters_.size(); ++i) {
     const Spec& spec = this->spec(class_of_[i]);

@@ -1,8 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What is trained, how each class of parameters travels, who owns what. Everything here is a pure
-// function of (parameter list, classes, settings, world, options): no bucket, no iteration, no
-// data. Two buckets or eight give the same units, owners and random counters.
+// Model: the parameters, the strategy of each class of parameters, and the owners of ranges.
+// Everything here is a pure function of (parameter list, classes, settings, world, options), not of
+// buckets, iterations or data. Two buckets or eight give the same units, owners and random
+// counters.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +56,7 @@ struct Options {
   StrategyKind strategy = StrategyKind::automatic;
   EngineCaps caps;
   uint32_t threads = 1;
-  uint32_t window = 1;  ///< exchanges that may be in flight at a time, at most kMaxWindow
+  uint32_t window = 1;  ///< exchanges in flight at a time, at most kMaxWindow
   /// Seconds that only go forward, for what a rank observes; empty: the system's.
   std::function<double()> now;
   bool reports = false;  ///< a step's first exchange carries what the ranks observed
@@ -63,7 +64,7 @@ struct Options {
   /// An owner keeps a float32 master of its ranges, which the program moves by the mean, and what
   /// comes down is the change of the parameters (docs/decisions/0050). By two_shot alone.
   bool owner_turns = false;
-  /// Codecs that specs may name beside those of the library.
+  /// Registered codecs that specs may name.
   std::vector<std::shared_ptr<const codecs::Registered>> codecs{};
 };
 
@@ -92,10 +93,10 @@ struct Prediction {
   uint64_t at_most = 0;
 };
 
-/// What a model's exchange consists of, as far as its bytes go.
+/// The bytes of a model's exchange.
 struct Volume {
   uint64_t payload = 0;   ///< bytes of one rank's compressed units, at most
-  uint64_t expected = 0;  ///< likewise, as RoundPlan::expected has it
+  uint64_t expected = 0;  ///< expected bytes, as RoundPlan::expected
   uint64_t raw = 0;       ///< bytes of uncompressed lanes
   uint64_t units = 0;     ///< slots of one rank's bundles, each 4 bytes; pieces under two_shot
   uint64_t rounds = 1;    ///< of the codec
@@ -108,7 +109,7 @@ struct Volume {
 };
 /// Bytes of a round as an engine sums them: codes are expanded.
 uint64_t travelling_bytes(const RoundPlan& round) noexcept;
-/// Of the units that `strategy` would cut. `down`: null, or of Setting::down.
+/// Volume of the units of `strategy`. `down`: null, or Setting::down.
 Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options,
                  StrategyKind strategy, const Spec* down = nullptr);
 
@@ -124,17 +125,17 @@ Prediction payload_of(const Model& model, uint32_t parameter, uint32_t hop = 0);
 struct Setting {
   Spec spec;
   StrategyKind strategy = StrategyKind::automatic;  ///< asked for
-  /// What the means of two_shot come down by; none: by the same spec.
+  /// Spec of the means of two_shot; none: the same spec.
   std::optional<Spec> down{};
 
-  /// Of what travels at a hop (Place::hop).
+  /// The spec at a hop (Place::hop).
   [[nodiscard]] const Spec& at(uint32_t hop) const noexcept {
     return hop == 1 && down ? *down : spec;
   }
 };
 /// Parameters are classed by rules (control/rules.h): the first class has those that no rule
 /// matches.
-inline constexpr uint32_t kMaxClasses = 32;  // as many as Model has bits for
+inline constexpr uint32_t kMaxClasses = 32;  // the number of bits that Model has for classes
 
 /// Refuses what the contract forbids; otherwise the strategy with the fewest predicted bytes plus
 /// rounds. With `down`, which is null or Setting::down: two_shot.
@@ -144,7 +145,7 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
 /// Parameters, their classes and assignments, the strategies: fixed at attach.
 class Model {
  public:
-  /// Of one class, by options.strategy.
+  /// A model with one class, under options.strategy.
   static Result<Model> create(const Spec& spec, std::vector<Parameter> parameters,
                               const Options& options);
   /// `settings`: by class, 1 to kMaxClasses. `class_of`: by parameter.
@@ -154,7 +155,8 @@ class Model {
   [[nodiscard]] uint32_t classes() const noexcept {
     return static_cast<uint32_t>(settings_.size());
   }
-  /// Of a class; the first is that of the call's spec. `hop` 1: of the means that owners send.
+  /// The spec of a class; class 0 has the call's spec. `hop` 1: the spec of the means that owners
+  /// send.
   [[nodiscard]] const Spec& spec(uint32_t of = 0, uint32_t hop = 0) const noexcept {
     return settings_[of].at(hop);
   }
@@ -167,7 +169,8 @@ class Model {
   /// The field of a class that a law may move; null: there is none, or its value decides what
   /// codes add up to. State at a smaller value is the beginning of that at a larger one.
   [[nodiscard]] const Field* movable(uint32_t of) const;
-  /// Where a law moves a class's field, before anything is bound.
+  /// Limits the values of a class's field that a control policy may choose; called before anything
+  /// is bound.
   void limit(uint32_t of, const Field& field, double least, double most);
   /// Floats of state that a unit of a class needs at a hop at most, wherever its field moves.
   [[nodiscard]] uint64_t state_at_most(uint32_t of, const Unit& unit, uint32_t hop) const;
@@ -176,7 +179,7 @@ class Model {
   /// That a rank is expected to receive for the parameters of a class in a step, as its spec is
   /// now.
   [[nodiscard]] uint64_t bytes_of_class(uint32_t of) const;
-  /// Likewise, by an all-reduce of float32.
+  /// The same for an all-reduce of float32.
   [[nodiscard]] uint64_t dense_bytes_of_class(uint32_t of) const;
   /// Before anything is bound: a law may turn a class to float32.
   void open_dense(uint32_t of) noexcept { dense_ |= 1U << of; }
@@ -198,12 +201,12 @@ class Model {
   [[nodiscard]] const Assignment& assignment(uint32_t parameter) const {
     return assignments_[parameter];
   }
-  /// What a saved state is of: the call's spec, that of its means if it is another, and, as a
-  /// number, those of the rules and whose they are.
+  /// Identity of the settings in a saved state: the call's spec, that of its means if it differs,
+  /// and a number for the rules and their parameters.
   [[nodiscard]] std::string configured() const;
-  /// Whose codes an aggregator adds, where a class travels by server_sum.
+  /// The spec whose values an aggregator adds, if a class uses server_sum.
   [[nodiscard]] const Spec& spec_of_codes() const;
-  /// For Engine::join, likewise.
+  /// The job for Engine::join, if a class uses server_sum.
   [[nodiscard]] AggregationJob aggregation_job() const;
   /// Hash over names, sizes, classes, world, specs, options: equal on all ranks or nothing works.
   /// Travels in every bundle.
@@ -232,10 +235,11 @@ class Model {
   };
 
   Options options_;
-  std::vector<Limits> limits_;                   // by class; empty: none moves
-  std::vector<Setting> settings_;                // by class
-  std::vector<Choice> choices_;                  // likewise
-  std::vector<std::vector<Parameter>> members_;  // likewise: copies, so that moves take no memory
+  std::vector<Limits> limits_;     // by class; empty: none moves
+  std::vector<Setting> settings_;  // by class
+  std::vector<Choice> choices_;    // one per class
+  std::vector<std::vector<Parameter>>
+      members_;  // one per class: copies, so that changes take no memory
   std::vector<uint32_t> class_of_;
   std::vector<Parameter> parameters_;
   std::vector<Assignment> assignments_;

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What all ranks tell each other before the first exchange and before other settings, in one round
-// of cards: laconic::Session's, and that of programs behind the C ABI, so that ranks of both may
+// Agreement of all ranks before the first exchange and before settings change, in one round of
+// cards: the same for laconic::Session and for programs behind the C ABI, so that ranks of both may
 // share a job.
 #pragma once
 

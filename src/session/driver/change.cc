@@ -28,7 +28,7 @@ Result<bool> SettingsOfAll::done(Result<bool> compared) {
   return compared;
 }
 
-/// What may have to wait is kept before the others hear of it.
+/// Keep a change that may have to wait before the others learn of it.
 Result<bool> SettingsOfAll::set(const SettingsChange& change, const Error* trouble) {
   auto ready = without_throwing([&]() -> Result<void> {
     if (trouble != nullptr) return *trouble;

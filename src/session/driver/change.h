@@ -18,7 +18,7 @@ class SettingsOfAll {
   SettingsOfAll(Session& session, Window& window)
       : session_(&session), window_(&window), cards_(session.model().options().world) {}
 
-  /// What messages say that ranks could not do.
+  /// Name of the operation in error messages.
   void name(std::string_view what) noexcept { what_ = what; }
   /// See Driver::set.
   Result<bool> set(const SettingsChange& change, const Error* trouble);

@@ -45,7 +45,7 @@ Driver::Driver(Session& session, Engine& engine, std::chrono::milliseconds timeo
   waiting_ = take_load();
 }
 
-/// What does not fit goes out as it is: the session tells all ranks.
+/// Buckets that do not fit are sent uncut: the session reports the error to all ranks.
 bool Driver::fits(const LayoutView& whole) const noexcept {
   const size_t parameters = part_offsets_.size();
   return whole.parameters.size() <= parameters && whole.offsets.size() == whole.parameters.size() &&
@@ -124,7 +124,7 @@ void Driver::add(Load& load, const Bucket& bucket, const LayoutView& layout, con
   if (how.trouble != nullptr && !load.trouble) load.trouble = copy_of(*how.trouble);
 }
 
-/// What waits goes out without what comes next.
+/// Sends the waiting buckets without the next one.
 Result<void> Driver::send() {
   if (joining_.empty()) return {};
   joining_.clear();

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What stands between a program's buckets and a session's exchanges: cuts long ones into parts,
-// lets short ones travel together (joining.h), and drives the exchanges over an engine (window.h).
-// Takes all its memory when it is made.
+// Driver: maps a program's buckets to a session's exchanges. It cuts long buckets into parts, joins
+// short ones (joining.h), and drives the exchanges over an engine (window.h). Takes all its memory
+// when it is made.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@
 
 namespace laconic::session {
 
-/// Of an exchange, whatever it carried.
+/// The end of an exchange.
 struct Ending {
   std::span<const uint64_t> tokens;  ///< of its buckets
   std::span<const uint32_t> parts;   ///< exchanges that each of them takes in all
@@ -48,9 +48,9 @@ class Driver {
   Driver(Session& session, Engine& engine, std::chrono::milliseconds timeout,
          Listener* listener = nullptr);
 
-  /// Takes a bucket, whose memory stays where it is until its exchanges have ended; every rank the
-  /// same ones in the same order. Gives the Error of the engine, or of an exchange that could not
-  /// begin; those of exchanges are told by the listener and by finish().
+  /// Submits a bucket, whose memory must stay valid until its exchanges have ended; every rank
+  /// submits the same buckets in the same order. Returns the Error of the engine, or of an exchange
+  /// that could not begin; Errors of exchanges are passed to the listener and returned by finish().
   Result<void> submit(const collective::Bucket& bucket, const collective::LayoutView& whole,
                       const Submission& how = {});
   /// Ends what was submitted, in order, and not the step: more buckets of it may follow. Gives the
@@ -60,7 +60,7 @@ class Driver {
   /// Error once.
   Result<void> finish();
 
-  /// Where owners have turns (Options::owner_turns), what follows the buckets of a step.
+  /// With Options::owner_turns: turns and pull, after the buckets of a step.
   [[nodiscard]] OwnerTurns& turns() noexcept { return turns_; }
   /// Undoes what was submitted and has not ended: it goes into the residuals, and from now on all
   /// that is submitted.
@@ -75,10 +75,10 @@ class Driver {
   /// force. With an Error nothing waits any more.
   Result<bool> set_what_waits();
   [[nodiscard]] bool waits_to_set() const noexcept { return change_.waits(); }
-  /// What could not be done, in messages of set().
+  /// Name of the operation in errors of set().
   void name_set(std::string_view what) { change_.name(what); }
 
-  /// By which rule buckets travel together.
+  /// The rule by which buckets are joined.
   [[nodiscard]] const Joining& joining() const noexcept { return joining_; }
   /// Nothing waits or is in flight.
   [[nodiscard]] bool idle() const { return joining_.empty() && session_->in_flight() == 0; }
@@ -91,7 +91,7 @@ class Driver {
     uint64_t elements = 0;
     uint32_t parameters = 0, index = 0;
   };
-  /// What an exchange carries.
+  /// The buckets of an exchange.
   struct Load {
     std::array<Piece, kMostJoined> pieces{};
     std::array<uint64_t, kMostJoined> tokens{};
@@ -127,7 +127,7 @@ class Driver {
   OwnerTurns turns_;
   std::vector<Load> loads_;  // of exchanges in flight or parked; one waits, one is for a moment
   uint32_t waiting_ = 0;
-  // Of what waits, back to back; of a part of a bucket.
+  // Parameters of waiting buckets, or of a part of a bucket, contiguous.
   std::vector<uint32_t> parameters_;
   std::vector<uint64_t> offsets_, part_offsets_;
   uint64_t elements_ = 0;

@@ -21,7 +21,7 @@ class JoinedLayouts {
   void clear() noexcept;
 
  private:
-  /// Layouts one behind the other; a step brings every parameter once.
+  /// Layouts in sequence; a step has every parameter once.
   struct Step {
     struct Entry {
       size_t begin, end;

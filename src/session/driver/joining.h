@@ -13,14 +13,14 @@
 
 namespace laconic::session {
 
-/// They wait for no more where a rank's payloads together may have so many bytes,
+/// Maximum bytes of a rank's payloads in joined buckets,
 inline constexpr uint64_t kMostBytes = uint64_t{1} << 16U;
-/// where so many elements have come together,
+/// maximum elements,
 inline constexpr uint64_t kMostElements = 4 * collective::kShortElements;
-/// or so many of them.
+/// and maximum number of buckets.
 inline constexpr uint32_t kMostJoined = 64;
-/// Of what the engine adds by itself it takes so many times as much: nothing is gained by adding
-/// it in pieces but overlap, and an exchange has two or three sums.
+/// Factor for elements that the engine adds itself: adding them in pieces gains only overlap, and
+/// an exchange has two or three sums.
 inline constexpr uint64_t kShareOfSums = 4;
 
 /// A part of a bucket.
@@ -57,7 +57,7 @@ class Joining {
     uint64_t elements = 0;  ///< the larger they are the sooner what waits is sent
   };
 
-  bool joins_ = false;  // a server adds up by bucket, and one rank has nobody to send to
+  bool joins_ = false;  // false with a server, which adds per bucket, and with one rank
   uint64_t part_ = 0;   // bytes of the longest exchange; 0: any number
   uint64_t room_ = 0;
   std::vector<Weight> weights_;  // by parameter

@@ -27,11 +27,11 @@ class OwnerTurns {
     double sum_of_squares = 0;  ///< of the means that this rank owns, small parameters included
     bool skips = false;         ///< some rank's gradient is not finite: no owner steps
   };
-  /// Ends all pushes of a step. pull() comes next in any case; with an Error, which it then tells
-  /// all ranks, no master moves.
+  /// Completes all pushes of a step. Call pull() next in any case; it reports an Error to all
+  /// ranks, and then no master changes.
   Result<Turn> begin();
-  /// What masters are ahead of replicas comes down, and ends the step. `trouble`: this rank's turn
-  /// failed, as it has where begin() did. False: the step was skipped, nothing moved.
+  /// Pulls the difference between masters and replicas, and ends the step. `trouble`: this rank's
+  /// turn failed, also if begin() did. Returns false if the step was skipped.
   Result<bool> pull(const Error* trouble = nullptr);
 
  private:

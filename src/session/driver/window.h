@@ -19,8 +19,8 @@ namespace laconic::session {
 
 enum class Phase : uint8_t { encode = 0, wire = 1, decode = 2 };
 
-/// What an engine in another language, and the program in front of it, tell and hear beside what
-/// Engine has. In the thread that drives, which calls nothing of the driver meanwhile.
+/// Hooks for an engine in another language and its program, in addition to Engine. Called on the
+/// driving thread; they must not call the driver.
 class Front {
  public:
   virtual ~Front() = default;
@@ -67,14 +67,14 @@ class Window {
   /// have left the window. Theirs ends when pull() is called.
   [[nodiscard]] uint32_t parked() const noexcept { return static_cast<uint32_t>(parked_.size()); }
   [[nodiscard]] collective::OwnerTurn& turn(uint32_t i) { return *parked_[i].exchange->turn(); }
-  /// Their ways down, as many in flight as there are places. True: all of them brought changes.
+  /// Pulls in all exchanges, within the window. True: all of them carried updates.
   Result<bool> pull(bool skips, const BundleFailure* failure);
   /// A batch of the caller's own, while no exchange is in flight. Its Error is the engine's.
   Result<void> run(std::span<const Step> batch);
   [[nodiscard]] bool failed() const noexcept { return failed_; }
   /// The engine may still use the memory of exchanges: it has failed, or they are in flight.
   [[nodiscard]] bool left_behind() const noexcept { return failed_ || count_ != 0; }
-  /// What finish() will give, if it has nothing else to.
+  /// Sets the result of finish(), unless it already has one.
   void note(const Error& why);
   [[nodiscard]] const std::optional<Error>& first() const noexcept { return first_; }
 

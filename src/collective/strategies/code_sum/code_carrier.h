@@ -18,7 +18,7 @@ namespace laconic::collective {
 
 class ValueGranules;
 
-/// Of one bucket. Units are numbered in the order of add_unit.
+/// Carries the quantized values of one bucket. Units are numbered in the order of add_unit.
 class CodeCarrier {
  public:
   virtual ~CodeCarrier() = default;
@@ -26,14 +26,15 @@ class CodeCarrier {
   // ---- once ----
 
   virtual void add_unit(const pipeline::UnitSlot& slot) = 0;
-  /// After all units and values: room for what rides along, with so many ranks' reports at most.
+  /// Called after all units and values: reserves memory for riders, with at most `report_slots`
+  /// reports.
   virtual void add_rides(uint32_t report_slots) = 0;
   [[nodiscard]] virtual bool reserve() = 0;
   [[nodiscard]] virtual uint64_t held_bytes() const noexcept = 0;
 
   // ---- what goes out ----
 
-  /// Nothing in any unit, no flush and no trouble yet; so many slots of reports, all zero.
+  /// Clears all units, the flush request, failures and `report_slots` slots of reports.
   virtual void begin(uint64_t exchange, uint32_t report_slots) = 0;
   /// Integers have no NaN: the sum is of no use to anybody.
   virtual void report_trouble() = 0;
@@ -41,7 +42,7 @@ class CodeCarrier {
   virtual void put_nothing(uint64_t unit) = 0;
   /// `codes` (RoundPlan::bytes of them, which stay where they are) and the maxima in work.kept.
   virtual void put(uint64_t unit, const Spec& spec, Bytes codes, Work& work) = 0;
-  /// What rides along (Riders), as lanes of int32.
+  /// Riders (see riders.h) as int32 elements.
   struct Rides {
     MutBytes flush, reports;
   };
@@ -55,7 +56,7 @@ class CodeCarrier {
   virtual Rides rides_in() = 0;
   /// The unit's summed lanes, and who is in them; the largest maxima into work.kept.
   virtual Term sum(uint64_t unit, Work& work) = 0;
-  /// By granule of the unit, 1 where this rank's codes are not in the sum; empty: they are in all.
+  /// Per granule of the unit: 1 if this rank's values are not in the sum. Empty: all are.
   [[nodiscard]] virtual std::span<const uint8_t> left_out(uint64_t unit) const = 0;
 
   /// Null: it carries codes alone.

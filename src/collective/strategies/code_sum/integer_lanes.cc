@@ -76,7 +76,7 @@ class IntegerLanes final : public CodeCarrier {
   const RankState* state_;
   std::vector<Region> regions_;
   uint64_t bytes_ = kUnits;
-  uint64_t room_ = 0;     // bytes behind them for reports,
+  uint64_t room_ = 0;     // bytes after them for reports,
   uint64_t reports_ = 0;  // and how many are used
   Arena memory_;
   uint8_t* lanes_ = nullptr;

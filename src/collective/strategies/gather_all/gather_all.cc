@@ -23,7 +23,7 @@
 namespace laconic::collective {
 namespace {
 
-/// Of a step, by rank.
+/// Sizes of a step, by rank.
 struct Sizes {
   std::vector<uint64_t> send_counts, send_offsets, recv_counts, recv_offsets;
 };
@@ -205,7 +205,7 @@ Result<void> GatherAll::parse_all(bool* overflow, bool* non_finite) {
   for (uint32_t r = 0; r < state_->world(); ++r) {
     const Bytes bytes(recv_.bytes().data() + r * granted_, granted_);
     auto view = parse_bundle(bytes, {id(r), shape_, bounds_});
-    if (!view && input_.failure != nullptr) continue;  // what it will hear of is its own
+    if (!view && input_.failure != nullptr) continue;  // it will only receive its own failure
     if (!view) return std::move(view).error();
     if (view->failed) return to_error(view->failure);
     *overflow = *overflow || view->overflow;
@@ -234,7 +234,7 @@ Result<Next> GatherAll::receive(std::span<Step> batch) {
     return emit(batch[0]);
   }
   if (parsed && non_finite) return Next{Verdict::take_raw, 0};
-  if (!parsed) {  // damage on the way to this rank: the others decode, and hear of it then
+  if (!parsed) {  // damaged on the way here: the others decode, and get the report later
     decoding_.fail(std::move(parsed).error());
   } else if (auto r = check_all(); !r) {
     return std::move(r).error();
@@ -317,7 +317,7 @@ void GatherAll::mean_of_lanes() {
   });
 }
 
-/// What tells of it lies where the payloads are.
+/// The report of a failure uses the memory of the payloads.
 void GatherAll::fail(const Error& failure) {
   if (phase_ == Phase::idle) return;
   take_back(pipeline::Undo::gradient_lost);

@@ -96,7 +96,7 @@ class FloatLanes final : public UnitPart {
   std::array<LaneSum, kMaxRounds * kTypes.size()> sums_;   // by round and type
   std::vector<std::array<LaneSlice, kMaxRounds>> slices_;  // by unit
   LaneSlice parameters_;
-  LaneSlice riding_;  // behind all else: what is not there makes a sum end earlier
+  LaneSlice riding_;  // after all other elements: without it a sum ends earlier
   bool beside_codes_;
   bool contiguous_ = false;  // uncompressed parameters only, back to back
   bool in_place_ = false;    // so that the bucket is the lanes, unless others lie behind them
@@ -142,7 +142,7 @@ void FloatLanes::plan() {
     if (units_.codec(i).joint(slot.memory))
       riders_.add_joint(i, units_.plan().units[i].offset, slot.unit.count);
   }
-  // Behind the first lanes that are summed anyway: of float32 where memory is joint.
+  // After the elements that are summed anyway: as float32 if memory is joint.
   riding_ = {};
   const auto first = std::ranges::find_if(sums(0), [](auto& sum) { return sum.lanes != 0; });
   if (first != sums(0).end()) riding_ = append(0, first->type, riders_.most_lanes(first->type));

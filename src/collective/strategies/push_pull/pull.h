@@ -15,7 +15,7 @@
 
 namespace laconic::collective {
 
-/// What the parts of an exchange share.
+/// State shared by the parts of an exchange.
 struct Parts {
   RankState* state = nullptr;
   const BucketPlan* plan = nullptr;

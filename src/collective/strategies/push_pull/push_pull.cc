@@ -39,7 +39,7 @@ class PushPull final : public Strategy, public OwnerTurn {
 
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
-  /// It is the only leg: nothing fails elsewhere.
+  /// The only leg: there are no failures elsewhere.
   void fail(const Error&) override {}
   void finish() override {
     pull_.finish(up_);
@@ -167,7 +167,7 @@ void PushPull::resume(bool skips, const BundleFailure* failure) {
   phase_ = Phase::pull;
 }
 
-/// What an owner has sent counts, whatever others have met.
+/// Updates that an owner sent count as sent, even if other ranks fail.
 Result<Next> PushPull::end() {
   auto received = pull_.receive();
   if (received) return Next{Verdict::delivered, 0};

@@ -43,7 +43,7 @@ class CodeGranules final : public CodeCarrier {
   Step step() override { return granules_.step(); }
 
   [[nodiscard]] bool trouble() const override { return granules_.trouble(); }
-  /// A rank that is not in a sum has left its lanes at zero; so they are where nobody added.
+  /// A rank that is not in a sum left its elements at zero, as are those that no rank added to.
   Rides rides_in() override { return {values_.sums(flush_), values_.sums(reports_)}; }
   Term sum(uint64_t unit, Work& work) override;
   [[nodiscard]] std::span<const uint8_t> left_out(uint64_t unit) const override;
@@ -67,7 +67,7 @@ class CodeGranules final : public CodeCarrier {
   std::vector<Region> regions_;
   uint64_t flush_ = 0, reports_ = 0;  // arrays of values
   std::vector<Contributors> who_;     // by granule
-  std::vector<uint8_t> left_out_;     // likewise
+  std::vector<uint8_t> left_out_;     // one per granule
 };
 
 void CodeGranules::add_unit(const pipeline::UnitSlot& slot) {

@@ -25,7 +25,7 @@ namespace laconic::collective {
 class Granules {
  public:
   Granules(const RankState& state, Counters& counters) : state_(&state), counters_(&counters) {}
-  // Once: so many granules, so many bytes; where they begin.
+  // Adds granules, or bytes, once; returns where they begin.
   uint64_t add(uint64_t granules) noexcept { return std::exchange(size_, size_ + granules); }
   uint64_t take(uint64_t bytes) noexcept {
     return std::exchange(bytes_, bytes_ + round_up(bytes, 64));
@@ -63,7 +63,7 @@ class Granules {
   [[nodiscard]] std::span<Aggregate> ins(uint64_t first, uint64_t count) {
     return std::span(in_).subspan(first, count);
   }
-  /// Or sums of a length that nobody sent.
+  /// True if the sum is marked, or has an unexpected length.
   [[nodiscard]] bool trouble() const {
     return std::ranges::any_of(std::span(in_).first(travelling_), [](const Aggregate& a) {
       return (a.flags & kGranuleTrouble) != 0 || (a.length != 0 && a.length != a.lanes.size());
@@ -101,13 +101,13 @@ class ValueGranules {
   void begin() {
     for (uint64_t i = 0; i < arrays_.size(); ++i) put_norm(i, 0);
   }
-  /// Where an array's lanes have to lie. They stay there until the next exchange begins.
+  /// Memory for an array's values. It stays in place until the next exchange begins.
   [[nodiscard]] std::span<int32_t> room(uint64_t array) {
     const Array& a = arrays_[array];
     return {reinterpret_cast<int32_t*>(bytes(a.out, a.lanes).data()), a.lanes};
   }
-  /// What a lane of 1 is worth: the same on all ranks, also on those that send none. Ranks whose
-  /// scales differ are told so by the server: a sum would not show it.
+  /// Value of one unit of the integers: the same on all ranks, also on those that send nothing. The
+  /// server detects different scales; a sum would not show them.
   void set_scale(uint64_t array, float scale);
   /// `norm`: the largest comes back.
   void put(uint64_t array, uint16_t norm);
@@ -115,10 +115,10 @@ class ValueGranules {
   void put_norm(uint64_t array, uint16_t norm);
 
   [[nodiscard]] uint16_t largest_norm(uint64_t array) const;
-  /// Of a granule of the array.
+  /// The sum of one granule of an array.
   struct Sum {
     uint64_t begin = 0, count = 0;   ///< its lanes in the array
-    std::span<const int32_t> lanes;  ///< empty: nobody had anything
+    std::span<const int32_t> lanes;  ///< empty: no rank had values
     uint32_t divisor = 1;
     bool left_out = false;  ///< this rank's are not in it
   };
@@ -126,7 +126,7 @@ class ValueGranules {
     return ceil_div(arrays_[array].lanes, most_);
   }
   [[nodiscard]] Sum sum_of(uint64_t array, uint64_t granule);
-  /// All of an array's sums: zeros where nobody added.
+  /// All sums of an array: zeros where no rank added.
   [[nodiscard]] MutBytes sums(uint64_t array);
 
  private:

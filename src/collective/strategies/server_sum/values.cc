@@ -94,7 +94,7 @@ void Values::finish(float* gradient) {
   for (uint64_t i = 0; i < items_.size(); ++i) {
     const Item& item = items_[i];
     float* const mean = gradient + item.offset;
-    // Nobody has heard of the trouble: this rank was left out of all granules.
+    // No other rank knows of the failure: this rank was left out of all granules.
     if (item.way == Way::too_large) item.codec->keep(*item.slot, mean);
     for (uint64_t g = 0; g < granules_->granules_of(i); ++g) {
       const ValueGranules::Sum sum = granules_->sum_of(i, g);

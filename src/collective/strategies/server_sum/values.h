@@ -19,7 +19,7 @@
 
 namespace laconic::collective {
 
-/// Of one bucket.
+/// Uncompressed values of one bucket.
 class Values {
  public:
   /// Adds its arrays to the granules, which outlive it. They have no others yet.

@@ -22,7 +22,7 @@ namespace laconic::collective {
 
 struct SumRound {
   uint32_t number = 0;
-  bool last = false;  ///< 0 is the last one, too, where nobody needs those in between
+  bool last = false;  ///< round 0 is also the last one if no round in between is needed
 };
 
 class SumPart {

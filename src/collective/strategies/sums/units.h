@@ -14,7 +14,7 @@ namespace laconic::collective {
 
 class SumUnits {
  public:
-  /// Of the bucket's parameters that travel so those that takes(parameter).
+  /// Adds the bucket's parameters for which takes(parameter) is true.
   template <class Takes>
   SumUnits(RankState& state, const Layout& layout, StrategyKind kind, Counters& counters,
            Takes&& takes)
@@ -41,7 +41,7 @@ class SumUnits {
     return plan_.units[i].piece->send;
   }
   [[nodiscard]] uint32_t last(uint32_t i) const { return slot(i).plan.rounds - 1; }
-  /// Of the unit with the most.
+  /// Maximum number of rounds of a unit.
   [[nodiscard]] uint32_t rounds() const noexcept { return rounds_; }
   [[nodiscard]] Work work(uint32_t i) { return memory_.work(i, codec(i)); }
 
@@ -53,7 +53,7 @@ class SumUnits {
   [[nodiscard]] uint32_t first(uint32_t i) const { return first_[i]; }
   /// The unit's payload of that round; `zero`: it has nothing to send.
   pipeline::Outcome encode(uint32_t i, uint32_t round, MutBytes out);
-  /// What is kept of a unit's last payload: a sum overwrites lanes.
+  /// Copy of a unit's last payload: a sum overwrites elements.
   [[nodiscard]] MutBytes copy(uint32_t i) {
     return copies_.bytes().subspan(offsets_[i], kept_bytes(i));
   }

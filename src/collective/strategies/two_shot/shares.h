@@ -29,7 +29,7 @@ struct Shares {
   uint64_t up_bytes = 0, down_bytes = 0;
 
   Shares(const RankState& state, const BucketPlan& bucket) : of(state.world()) { assign(bucket); }
-  /// By what the units and their plans are now.
+  /// Assigns the current units and plans to owners.
   void assign(const BucketPlan& plan) {
     const uint64_t world = of.size();
     for (Share& share : of) share.units.clear();
@@ -66,7 +66,7 @@ struct Shares {
   }
 
  private:
-  /// Of a whole bundle.
+  /// Maximum bytes of a bundle.
   static uint64_t most(const BundleShape& shape, const std::vector<uint32_t>& bounds) noexcept {
     uint64_t bytes = bundle_front_bytes(shape);
     for (const uint32_t bound : bounds) bytes += bundle_payload_bytes(bound);

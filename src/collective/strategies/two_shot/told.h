@@ -10,8 +10,8 @@
 
 namespace laconic::collective {
 
-/// The first failure that this rank knows of, its own or one it heard of: what it tells the others
-/// in every bundle from then on. Needs no memory: the lack of it is what it may have to tell.
+/// The first failure that this rank knows of, its own or a received one: it reports it in every
+/// bundle from then on. Needs no memory, because the failure may be out_of_memory.
 class Told {
  public:
   void clear() noexcept { failure_.reset(); }

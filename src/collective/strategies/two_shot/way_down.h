@@ -28,7 +28,7 @@ class WayDown {
   /// An all-gather of the owners' bundles that are still to be delivered.
   void emit(uint8_t round, const Told& told, Step& step);
 
-  /// What the owners' bundles said, the same on every rank.
+  /// The contents of the owners' bundles, the same on every rank.
   struct Heard {
     bool non_finite = false;
     bool all_delivered = false;

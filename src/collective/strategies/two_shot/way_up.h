@@ -28,7 +28,8 @@ class WayUp {
   /// Starts an exchange: grants capacities and, unless this rank has failed already or the gradient
   /// goes another way, encodes.
   void begin(const Input& input, bool encodes = true);
-  /// Before emit(): something that this rank sends to an owner is not finite. All owners hear it.
+  /// Called before emit(): a value that this rank sends to an owner is not finite. All owners
+  /// receive the mark.
   void mark_non_finite();
   /// An all-to-all of the bundles that are still to be delivered.
   void emit(uint8_t round, const Told& told, Step& step);
@@ -37,7 +38,7 @@ class WayUp {
   /// Before a repeat round: what has arrived moves out of the way.
   void stash();
 
-  /// By all ranks for this owner.
+  /// What this owner received from all ranks.
   struct Received {
     uint64_t seen = 0;        ///< the largest bundle that anyone made, in bytes
     uint32_t flush = 0;       ///< the longest flush that a contributor asks for
@@ -93,7 +94,7 @@ class WayUp {
   std::vector<Bytes> sent_;          // by unit
   std::vector<Capacity> capacity_;   // by owner: of the bundles to it, the same on all ranks
   std::vector<uint64_t> need_to_;    // bytes to grant in this round; 0: nothing travels
-  std::vector<uint64_t> need_from_;  // likewise, by sender to this owner
+  std::vector<uint64_t> need_from_;  // bytes by sender to this owner
   std::vector<std::optional<BundleWriter>> writers_;
   std::vector<BundleView> views_;    // of contributions to this owner
   std::vector<uint8_t> here_;        // by sender: its contribution to this owner

@@ -57,7 +57,7 @@ class DenseLanes final : public SumPart {
     uint32_t parameter = 0;
     uint64_t offset = 0;
     uint64_t lane = 0;
-    uint32_t released = 0;  // its residual went with it, in so many parts; 0: it did not
+    uint32_t released = 0;  // its residual was sent with it, in this number of parts; 0: it was not
   };
 
   template <class Dense>

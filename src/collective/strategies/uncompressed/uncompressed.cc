@@ -125,7 +125,7 @@ void Uncompressed::drop_copy() {
 
 Next Uncompressed::emit(std::span<Step> batch) {
   wide_ = input_.dtype != DType::f32 && !state_->model().options().caps.can_sum(input_.dtype);
-  // What a 16-bit bucket holds by now is what travels.
+  // The 16-bit bucket as it is now is sent.
   if (!wide_) widen(*state_, input_, layout_->elements);
   state_->kernels().scale(input_.gradient, 1.0F / static_cast<float>(state_->world()),
                           layout_->elements);

@@ -27,9 +27,9 @@ class Uncompressed final : public Strategy {
   Uncompressed(RankState& state, const Layout& layout, StatusRound& status);
   [[nodiscard]] bool reserve();
 
-  /// Before begin(). `parts`: for drain, the steps left to drain in, this one included: 1/parts of
-  /// each residual goes out, or more where a law releases it. `tells`: ranks tell each other what
-  /// Input has for that.
+  /// Called before begin(). `parts`: for drain, the draining steps left, including this one:
+  /// 1/parts of each residual is sent, or more if a control policy releases it. `tells`: ranks
+  /// exchange the reports in Input.
   void set_mode(Mode mode, uint32_t parts, bool tells) noexcept {
     mode_ = mode;
     parts_ = parts;
@@ -37,7 +37,7 @@ class Uncompressed final : public Strategy {
   }
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
-  /// It is the only leg: nothing fails elsewhere.
+  /// The only leg: there are no failures elsewhere.
   void fail(const Error&) override {}
   void finish() override;
   [[nodiscard]] bool replan() override { return true; }
