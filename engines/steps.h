@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the engines over MPI and Gloo share: which messages a step is made of.
+// Shared by the engines over MPI and Gloo: the messages of a step.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Lanes : Engine {
   using Engine::scale_lanes;
 };
 
-/// `body(before, behind)` for each distance: every rank begins with another peer.
+/// `body(before, after)` for each distance: every rank starts with another peer.
 template <class Body>
 void for_peers(uint32_t rank, uint32_t world, const Body& body) {
   for (uint32_t i = 1; i < world; ++i) body((rank + world - i) % world, (rank + i) % world);
@@ -40,7 +40,7 @@ void each_message(const Step& step, uint32_t rank, uint32_t world, const Receive
   });
 }
 
-/// What this rank sends to itself.
+/// Copies the part that this rank sends to itself.
 inline void keep_own(const Step& step, uint32_t rank) noexcept {
   if (step.kind == StepKind::messages || step.send_counts[rank] == 0) return;
   const uint8_t* own = step.send + step.send_offsets[rank];

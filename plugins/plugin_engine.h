@@ -25,7 +25,7 @@
 #include "laconic/plugin.h"
 #include "transport/c_step.h"
 
-/// What stands behind the C boundary.
+/// The engine of a plug-in.
 struct laconic_engine {
   std::unique_ptr<laconic::Engine> engine;
 };
@@ -60,7 +60,7 @@ int32_t guarded(char* message, uint64_t room, const Body& body) noexcept {
 
 inline Error wrong(const char* what) { return {Errc::invalid_argument, what, {}}; }
 
-/// What the caller's struct says; what it lacks is zero. Its first member is struct_size.
+/// The caller's struct; missing fields are zero. Its first member is struct_size.
 template <class T>
 Result<T> read(const T* theirs, size_t required, const char* name) {
   if (theirs == nullptr || theirs->struct_size < required)

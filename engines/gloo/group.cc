@@ -131,7 +131,7 @@ std::vector<uint32_t> Group::unsigned_by(const std::vector<bool>& needed, uint64
 
 // ---- who is gone ----
 
-/// A wait that was broken off before it began tells at once.
+/// A wait that was interrupted before it began returns at once.
 bool Group::is_gone(uint32_t peer) noexcept {
   if (watches_[peer] == nullptr) return false;
   try {
@@ -167,8 +167,8 @@ std::string Group::who_is_gone(const char* said) {
   for (uint32_t peer = 0; peer < world(); ++peer) {
     if (is_gone(peer)) gone.push_back(peer);
   }
-  // Gloo tells the waits for a connection that has broken one by one, the watch perhaps last, but
-  // under the lock that takes_more needs.
+  // Gloo wakes the waits for a broken connection one by one, the watch perhaps last, but under the
+  // lock that takes_more needs.
   const bool unclear = gone.empty();
   for (uint32_t peer = 0; unclear && peer < world(); ++peer) {
     if (!takes_more(peer)) (is_gone(peer) ? gone : ended).push_back(peer);

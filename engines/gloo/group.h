@@ -34,8 +34,8 @@ class Group {
  public:
   explicit Group(const GlooOptions& options) : options_(options) {}
 
-  /// All ranks together, once. `prepare` is called when they are connected; when it throws, all
-  /// hear of it. `post` is called in Gloo's own thread, as often as ask() asks for it, or less.
+  /// Collective, once. `prepare` is called when ranks are connected; if it throws, all ranks get
+  /// the error. `post` is called on Gloo's own thread, at most once per ask().
   Result<void> meet(const std::function<void()>& prepare, std::function<void()> post);
   void ask() noexcept { posts_->ask(); }
   /// `post` is called no more.
@@ -66,7 +66,7 @@ class Group {
   /// Closes all connections, which is what Gloo does when a wait has timed out, and ends all waits.
   void tear_down() noexcept;
 
-  /// Tells every peer that what it does not get any more it does not need.
+  /// Tells every peer that this rank needs nothing more from it.
   void part() noexcept;
 
  private:

@@ -19,8 +19,8 @@
 
 namespace laconic::detail {
 
-/// Buffers that can be made to return from a wait, all at once and for good. Gloo itself wakes no
-/// wait for a transfer that has been begun when its connection ends.
+/// Buffers whose waits can all be interrupted at once, permanently. Gloo itself does not wake waits
+/// for started transfers when its connection ends.
 class GlooWaits final : public ::gloo::transport::Context {
  public:
   explicit GlooWaits(std::shared_ptr<::gloo::Context> real)
@@ -95,7 +95,7 @@ class GlooWaits final : public ::gloo::transport::Context {
   bool broken_off_ = false;
 };
 
-/// What collectives of Gloo run on.
+/// The context of Gloo's collectives.
 class GlooInterruptible final : public ::gloo::Context {
  public:
   explicit GlooInterruptible(const std::shared_ptr<::gloo::Context>& real)

@@ -67,10 +67,9 @@ auto with_batch_threads(const Create& create) {
   return create();
 }
 
-/// Makes a call in Gloo's own thread, once or more often, after it was asked to. A connection of
-/// Gloo is under a lock while somebody writes to it, and Gloo's thread, which has nothing else to
-/// do, looks for that lock without a pause; where the one who writes loses the core meanwhile, for
-/// a time slice.
+/// Makes a call on Gloo's own thread, once or more often, after a request. While a thread writes to
+/// a connection it holds a lock, for which Gloo's thread spins; if the writer loses its core
+/// meanwhile, it spins for a time slice.
 class InGloosThread final : public ::gloo::transport::tcp::Handler {
  public:
   InGloosThread(const std::shared_ptr<::gloo::transport::Device>& device,

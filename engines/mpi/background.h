@@ -15,8 +15,8 @@
 
 namespace laconic::mpi {
 
-/// Keeps away from the lock while somebody waits, who moves messages faster, and for a moment after
-/// each start: most are waited for at once.
+/// Does not take the lock while a caller waits, which moves messages faster, nor shortly after each
+/// start, because most batches are waited for at once.
 class Background {
  public:
   /// `mutex` is that of all other parts.
@@ -31,7 +31,7 @@ class Background {
 
   /// Under the mutex: there may be something to move.
   void wake();
-  /// Somebody is in wait() and moves messages, or no longer.
+  /// Sets whether a caller is in wait() and moves messages.
   void stand_back(bool waiting) noexcept { waiting_ = waiting; }
   void end();
 

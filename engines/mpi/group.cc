@@ -100,8 +100,8 @@ bool Group::complete(MPI_Request& request, const char* doing, Deadline deadline)
 
 // ---- the end ----
 
-/// MPICH 4.0 over UCX closes its connections in MPI_Finalize, and a rank that has closed its own
-/// answers nobody any more: one that still opens or uses a connection then waits for good
+/// MPICH 4.0 over UCX closes its connections in MPI_Finalize, and a rank that closed its own does
+/// not answer any more: a rank that still opens or uses a connection then waits forever
 /// (https://github.com/pmodels/mpich/pull/6596).
 #if defined(MPICH_VERSION)
 constexpr bool kFinalizeMayHang = true;

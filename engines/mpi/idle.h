@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// How an MpiEngine waits for MPI, which tells only who asks.
+// How an MpiEngine waits for MPI, which has to be polled.
 #pragma once
 
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Sums that an MpiEngine takes itself, one at a time.
+// Sums that an MpiEngine computes itself, one at a time.
 #pragma once
 
 #include <array>

@@ -19,7 +19,7 @@ class Process {
   [[nodiscard]] static bool is_open() noexcept;
   /// MPI can be used; else that is the engine's status.
   bool ready();
-  /// Initialises MPI where nobody has. False: it cannot be used.
+  /// Initialises MPI unless it already is. False: it cannot be used.
   bool initialise(int* argc, char*** argv);
   /// Once it is open. Under the launcher of another MPI library every process would be a world of
   /// its own: false.
@@ -27,7 +27,7 @@ class Process {
 
   /// MPI is finalised by who has initialised it.
   [[nodiscard]] bool finalises() const noexcept { return finalises_; }
-  /// Any thread may call, one at a time.
+  /// Any thread may call MPI, one at a time.
   [[nodiscard]] bool overlaps() const noexcept { return level_ >= MPI_THREAD_SERIALIZED; }
   /// Several may call at once.
   [[nodiscard]] bool serves_threads() const noexcept { return level_ >= MPI_THREAD_MULTIPLE; }

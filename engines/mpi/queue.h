@@ -26,8 +26,8 @@ class Queue {
   Result<Job*> add(std::span<const Step> batch);
   /// Nothing: there is none that has not been waited for.
   Job* find(uint64_t number);
-  /// All steps that may begin, in order. A message of which calls are to come holds up what has its
-  /// tag, and everything behind that; so does a large sum while its terms are exchanged.
+  /// Issues all steps that may begin, in order. A message with calls to come delays all steps with
+  /// its tag, and everything after them; so does a large sum while its terms are exchanged.
   void issue();
   /// Whether anything has ended.
   bool progress();

@@ -16,10 +16,10 @@ namespace laconic::aggregate {
 Result<void> check_slot(const Spec& spec, const Unit& unit, const Slot& slot, uint32_t rank,
                         std::string_view parameter);
 
-/// A unit's slots, by rank, all checked, to their mean: out = ((w·d0 + w·d1) + …), where
-/// w = 1/slots.size(), or 1 for a codec that finishes the sum itself (CodecTable::finish). `terms`
-/// is scratch for as many entries. Zero slots contribute nothing but count in the divisor; where
-/// all are zero, so is the mean.
+/// The mean of a unit's checked slots, in rank order: out = ((w·d0 + w·d1) + …), where w =
+/// 1/slots.size(), or 1 for a codec that finishes the sum itself (CodecTable::finish). `terms` is
+/// scratch with an entry per slot. Zero slots contribute nothing but count in the divisor; if all
+/// are zero, so is the mean.
 void mean_of_unit(const Spec& spec, const Unit& unit, const Place& place,
                   std::span<const Slot> slots, std::span<Term> terms, Work& work, float* out);
 

@@ -74,7 +74,7 @@ bool in_range(const Field& field, double value) {
   return value >= field.min && (field.max_open ? value < field.max : value <= field.max);
 }
 
-/// What a value becomes in the member's type, seen through a copy of `params`.
+/// The value converted to the member's type, using a copy of `params`.
 double converted(const Field& field, ParamBlock scratch, double value) {
   field.set(scratch.bytes.data(), value);
   return field.get(scratch.bytes.data());

@@ -21,7 +21,7 @@ std::string_view field_type_name(FieldType type) noexcept;
 /// The text of a field's value as it stands in a spec: "0.01", "256", "exp", "on".
 std::string value_text(const Field& field, double value);
 
-/// What a field accepts: "1e-6 to 1", "1 to 2 (exclusive)", "exp or gp", "on or off".
+/// The accepted values of a field: "1e-6 to 1", "1 to 2 (exclusive)", "exp or gp", "on or off".
 std::string range_text(const Field& field);
 
 /// The value of the field in `params` as text; reading it back gives the same bits in `params`.

@@ -14,7 +14,7 @@ namespace laconic {
 /// format.
 [[nodiscard]] uint64_t hash64(Bytes bytes, uint64_t seed = 0) noexcept;
 [[nodiscard]] uint64_t hash64(std::string_view text) noexcept;
-/// Of the bytes that the values lie in, which have to have no padding between them.
+/// Hash of the bytes of the values, which must have no padding between them.
 template <class T>
 requires std::has_unique_object_representations_v<T> || std::is_floating_point_v<T>
 [[nodiscard]] uint64_t hash64(std::span<const T> values, uint64_t seed = 0) noexcept {

@@ -63,7 +63,7 @@ bool JsonReader::open(char bracket) {
   return ok();
 }
 
-/// Moves to the next member or element; false behind the last one.
+/// Moves to the next member or element; false after the last one.
 bool JsonReader::more(char close, bool first) {
   if (!ok()) return false;
   if (take(close)) {

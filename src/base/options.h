@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What specs and controls share: name [ ":" key=value { "," key=value } ], and the errors for it.
+// Syntax shared by specs and controls: name [ ":" key=value { "," key=value } ], and its errors.
 #pragma once
 
 #include <span>

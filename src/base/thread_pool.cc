@@ -53,7 +53,7 @@ struct ThreadPool::Impl {
   alignas(64) std::atomic<uint64_t> next{0};   // first task not taken yet
   alignas(64) std::atomic<uint32_t> state{0};  // kOpen, and how many workers are inside
   alignas(64) std::atomic<uint32_t> epoch{0};  // counts loops; workers sleep on it
-  std::atomic<bool> busy{false};               // somebody is in run()
+  std::atomic<bool> busy{false};               // a thread is in run()
   std::atomic<bool> stop{false};
   std::vector<std::thread> workers;
 

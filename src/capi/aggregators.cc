@@ -66,7 +66,7 @@ AggregatorOptions to_options(const laconic_aggregator_options& theirs) {
   return o;
 }
 
-/// What stats give from now on.
+/// Updates the stats after a call.
 int32_t ended(laconic_aggregator& a, Result<void> done) {
   {
     const std::scoped_lock hold(a.lock);

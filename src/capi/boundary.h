@@ -23,7 +23,7 @@ int32_t fail(Error error);
 int32_t fail(Errc code, const char* message, const char* hint = "");
 /// `which`: the arguments that must not be null.
 int32_t null_argument(const char* which);
-/// Where there may be not enough memory for a message: the two that need none.
+/// Reports out_of_memory with a message that needs no memory.
 int32_t fail_out_of_memory() noexcept;
 int32_t fail_internal() noexcept;
 
@@ -47,8 +47,8 @@ T guarded_value(T failed, Body&& body) noexcept {
   return guarded([&] { return body(value); }) == 0 ? value : failed;
 }
 
-/// What stats and explain return lives until the calling thread's next call of one of them: they
-/// may be asked by any thread at any time.
+/// Stores the result of stats or explain until the calling thread's next call of one of them; both
+/// may be called from any thread at any time.
 const char* keep(std::string text);
 
 // ---- structs that begin with struct_size ----

@@ -108,7 +108,7 @@ laconic_owned_range to_range(const laconic::collective::OwnedRange& r) {
   return {r.parameter, 0, r.offset, r.count, r.mean, r.master};
 }
 
-/// What `change` views, to be kept.
+/// An owning copy of `change`.
 laconic::SettingsChange copied(const laconic::session::Change& change) {
   laconic::SettingsChange own;
   if (change.spec) own.spec = *change.spec;

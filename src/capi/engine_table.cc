@@ -98,7 +98,7 @@ Error to_error(const laconic_failure& failure) {
   try {
     if (failure.message != nullptr) error.message = failure.message;
     if (failure.hint != nullptr) error.hint = failure.hint;
-  } catch (const std::bad_alloc&) {  // the code alone has to do: a failure must be told
+  } catch (const std::bad_alloc&) {  // report at least the code
   }
   return error;
 }

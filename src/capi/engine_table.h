@@ -28,7 +28,7 @@ class TableEngine final : public Engine {
   EngineCaps caps_;
 };
 
-/// What the caller's table says. 0, or why it is none.
+/// Reads the caller's table. Returns 0, or the code of what is wrong.
 int32_t read_table(const laconic_engine_table* theirs, laconic_engine_table* table);
 /// A code that is not of a failure of docs/format/ERRORS.md is internal.
 Error to_error(const laconic_failure& failure);

@@ -97,7 +97,7 @@ int32_t laconic_exchange_fail(laconic_exchange* exchange, int32_t code, const ch
     Error error{listed ? known : Errc::internal, {}, {}};
     try {
       if (message != nullptr) error.message = message;
-    } catch (const std::bad_alloc&) {  // the code alone has to do: a failure must be told
+    } catch (const std::bad_alloc&) {  // report at least the code
     }
     exchange->owner->session->fail(*exchange->running, std::move(error));
     return 0;

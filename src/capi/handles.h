@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the handles of sessions and exchanges are.
+// The handles of sessions and exchanges.
 #pragma once
 
 #include <array>

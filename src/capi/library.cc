@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the library says about itself.
+// Version and build information.
 #include <string>
 
 #include "capi/boundary.h"

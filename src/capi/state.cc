@@ -30,7 +30,7 @@ int32_t corrupt(std::string what) {
   return fail(Error{Errc::state_corrupt, std::move(what), "use an older checkpoint"});
 }
 
-/// A canonical spec: 1 to 255 characters of '!' to '~', and nothing but zeros behind them.
+/// A canonical spec: 1 to 255 characters of '!' to '~', then only zeros.
 bool is_spec_text(const char (&field)[sizeof laconic_state_header::spec]) {
   const auto printable = [](char c) { return c >= '!' && c <= '~'; };
   const char* const last = std::find_if_not(std::begin(field), std::end(field), printable);
@@ -38,7 +38,7 @@ bool is_spec_text(const char (&field)[sizeof laconic_state_header::spec]) {
          std::all_of(last, std::end(field), [](char c) { return c == '\0'; });
 }
 
-/// What no session can have written, whatever its model.
+/// Rejects headers that no session can have written, whatever its model.
 int32_t check_possible(const laconic_state_header& saved) {
   if (saved.version == 0) return corrupt("the saved state has no version");
   if (saved.world == 0 || saved.world > laconic::kMaxWorld)

@@ -203,8 +203,9 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
   return decisions_;
 }
 
-/// Whether float32 fits is judged by what is seen: one rule after the other, or two would take the
-/// same room. A decision holds from kDelay steps behind it, and is seen one step later.
+/// Whether float32 fits is decided from observations: rules change one after the other, or two
+/// would use the same bandwidth. A decision applies kDelay steps later, and is observed one step
+/// after that.
 bool Controller::may_turn(uint64_t step) const noexcept {
   return std::ranges::none_of(
       places_, [step](const Place& p) { return p.uncompressed && step <= p.turned + kDelay; });
@@ -230,8 +231,8 @@ std::span<const uint64_t> Controller::state_of(std::size_t rule) const noexcept 
   return std::span(state_).subspan(places_[rule].state, controls_[rule].law->words);
 }
 
-/// Of what a state must not be loaded under another of. Sizes of messages are not part of it, nor
-/// the place of a record that is replayed.
+/// Hash of the settings that a saved state depends on. Sizes of messages are not included, nor the
+/// path of a replayed record.
 uint64_t Controller::configuration() const {
   std::string text;
   for (std::size_t i = 0; i < rules_.size(); ++i) {

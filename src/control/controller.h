@@ -15,7 +15,7 @@
 
 namespace laconic::control {
 
-/// What is to be controlled, one per class.
+/// What is controlled, one per class.
 struct Controlled {
   std::string control;         ///< the text
   bool inherited = false;      ///< the call's, not the rule's: "fixed" where nothing can be moved
@@ -67,8 +67,8 @@ class Controller {
   [[nodiscard]] bool moves() const noexcept;
   [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
 
-  /// What continues it: words, always as many. load checks all of them and then takes all or none;
-  /// `state_spec` is state of other controls, `state_corrupt` what no law can have left.
+  /// The state as a fixed number of words. load checks all of them and then takes all or none;
+  /// `state_spec`: the state of other controls, `state_corrupt`: a state that no policy can have.
   [[nodiscard]] std::size_t state_words() const noexcept;
   void save(std::span<uint64_t> words) const noexcept;
   Result<void> load(std::span<const uint64_t> words);
@@ -79,7 +79,7 @@ class Controller {
   /// Goes on where a run is whose decisions this one repeats. Refused, and nothing is taken, where
   /// some rule does not repeat and has another control.
   Result<void> follow(const Controller& recorded);
-  /// What `replay` repeats, by step.
+  /// The decisions of a replay, by step.
   [[nodiscard]] std::span<const Decision> recorded() const noexcept { return recorded_; }
 
  private:

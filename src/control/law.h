@@ -57,7 +57,7 @@ struct Decision {
   bool operator==(const Decision&) const = default;
 };
 
-/// Of Decision::parts.
+/// Maximum of Decision::parts.
 inline constexpr uint32_t kMostParts = 64;
 
 /// Steps that residuals go out in which are `ratio` times as large as the gradients: at once they
@@ -78,7 +78,7 @@ struct Control {
   [[nodiscard]] const void* data() const noexcept { return params.bytes.data(); }
 };
 
-/// What a law looks at besides the observation.
+/// Inputs of a policy in addition to the observation.
 struct Position {
   const Control& control;
   const Range& range;  ///< with the text's bounds
@@ -90,14 +90,14 @@ struct Position {
   bool may_turn;  ///< no other rule has turned to float32 since what is seen
 };
 
-/// What it wants; `reason` held: nothing else.
+/// A policy's result; `reason` held: no change.
 struct Move {
   double value = 0;
   bool uncompressed = false;
   Reason reason = Reason::held;
   double slowdown = 0;
   double target_s = 0;
-  uint32_t parts = 0;  ///< of the decision; 0: as many as the residuals need
+  uint32_t parts = 0;  ///< parts of the decision; 0: as the residuals need
 
   static Move hold(const Position& at) {
     return {at.value, at.uncompressed, Reason::held, 0, 0, 0};
@@ -118,7 +118,7 @@ struct LawTable {
   std::span<const Field> fields;
   std::size_t words;  ///< of state
   void (*defaults)(void* params);
-  /// Instead of key=value: what is behind the colon, or null.
+  /// Used instead of key=value: reads the text after the colon; may be null.
   Result<void> (*read)(std::string_view text, std::string_view options, Control& control);
   void (*write)(Control& control);  ///< canonical of such a text
   Result<void> (*check)(const Control& control, std::string_view text);
@@ -130,7 +130,7 @@ struct LawTable {
   double (*target)(std::span<const uint64_t> state);  ///< seconds, 0 while there is none
 };
 
-/// What most laws share: bounds given by `min` and `max` of their fields, 0 where not given.
+/// Shared by most policies: bounds from their `min` and `max` fields, 0 if not given.
 Result<Range> narrowed(const Range& range, std::string_view control, double min, double max);
 
 /// Turns a law type into its table. Params and State are trivially copyable; State is made of

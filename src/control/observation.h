@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What all ranks agree on about a step: the input of every law.
+// Observation: what all ranks agree on about a step: the input of every control policy.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Figures {
 
 struct Observation {
   uint64_t step = 0;          ///< the step in which it is known; it is about an earlier one
-  double network_s = 0;       ///< the minimum over ranks: the last to arrive waits for nobody
+  double network_s = 0;       ///< minimum over ranks: the last rank to arrive does not wait
   double slowest_s = 0;       ///< the maximum: the difference is waiting for stragglers
   double step_s = 0;          ///< the minimum over ranks
   double encode_s = 0;        ///< the maximum over ranks
@@ -44,7 +44,7 @@ struct Observation {
 [[nodiscard]] Observation observe(uint64_t step, std::span<const Figures> ranks,
                                   uint64_t bytes) noexcept;
 
-/// What a report says; what it does not say is 0.
+/// The figures of a report; missing ones are 0.
 [[nodiscard]] Figures figures_of(const Report& report) noexcept;
 [[nodiscard]] Observation observe(uint64_t step, std::span<const Report> ranks,
                                   uint64_t bytes) noexcept;

@@ -31,7 +31,7 @@ struct Range {
 /// gathering costs more than an all-reduce, so no law goes there by itself.
 [[nodiscard]] Range range_of(const Field& field, double start, uint32_t gathered);
 
-/// What the value sends, up to a factor.
+/// The amount sent with this value, up to a factor.
 [[nodiscard]] double amount(const Range& range, double value) noexcept;
 /// The value that sends `amount`, rounded to send no less, within the bounds.
 [[nodiscard]] double value_of(const Range& range, double amount) noexcept;

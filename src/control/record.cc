@@ -304,7 +304,7 @@ Result<void> read_line(std::string_view line, uint64_t number, Record& record) {
     json.end();
     if (json.ok()) record.parts.push_back(std::move(part));
   } else if (record.parts.empty()) {
-    // What is wrong with it as a line, before what is wrong with its place.
+    // Report errors in the line before an error in its position.
     json.skip();
     json.end();
     if (json.ok()) json.fail("the first line of a record must have a \"format\"");

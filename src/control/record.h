@@ -75,7 +75,7 @@ struct Record {
 /// Total; errors name the line.
 Result<Record> read_record(std::string_view text);
 
-/// What is wrong with a line of a record.
+/// The Error of a line of a record.
 Error bad_line(uint64_t line, std::string_view what);
 
 }  // namespace laconic::control

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What follows from a record: decisions to repeat, and the same ones computed again.
+// Replays of a record: decisions to repeat, and the same decisions computed again.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace laconic::control {
 
-/// What `replay` repeats.
+/// The decisions of a replay.
 struct Replayed {
   std::vector<Decision> decisions;  ///< by step
   std::vector<double> first;        ///< by rule: the value in the first step; 0: unknown

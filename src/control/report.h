@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a rank observed in one step, in the 12 bytes that the other ranks receive. A rank decides
-// from its own report as it travels, rounded, so that all decide the same.
+// Report: what a rank observed in one step, in the 12 bytes that other ranks receive. A rank
+// decides from its own report as it is sent, rounded, so that all decide the same.
 #pragma once
 
 #include <array>
@@ -59,7 +59,8 @@ struct Report {
   Ratio residual;         ///< norm of the residual over norm of the gradient, sampled
   uint16_t settings = 0;  ///< low 16 bits of the hash of the settings in force
 
-  /// Nobody measured the network: the rank was left out, has no step behind it, or talks nonsense.
+  /// True without a measured network time: the rank was left out, has no previous step, or sent
+  /// invalid values.
   [[nodiscard]] constexpr bool missing() const noexcept { return network.missing(); }
   bool operator==(const Report&) const = default;
 };
@@ -72,8 +73,8 @@ struct Report {
 void store_report(const Report& report, std::span<uint8_t, kReportBytes> out) noexcept;
 [[nodiscard]] Report load_report(std::span<const uint8_t, kReportBytes> bytes) noexcept;
 
-/// The network alone: seconds of the rank that arrived last, which waited for nobody; all others'
-/// hold its delay, too. Missing where all reports are.
+/// The network time alone: seconds of the rank that arrived last, which did not wait; those of
+/// others include its delay. Missing if all reports are.
 [[nodiscard]] Duration agreed_network(std::span<const Report> reports) noexcept;
 
 }  // namespace laconic::control

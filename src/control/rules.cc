@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kNone = std::string_view::npos;
 
-/// The byte behind the set that begins with the '[' at `at`; kNone when it does not end.
+/// The byte after the set that begins with the '[' at `at`; kNone if it has no end.
 std::size_t end_of_set(std::string_view pattern, std::size_t at) noexcept {
   std::size_t first = at + 1;
   if (first < pattern.size() && pattern[first] == '!') ++first;
@@ -44,7 +44,8 @@ bool set_holds(std::string_view set, char c) noexcept {
          });
 }
 
-/// Does the element of the pattern at `p`, no '*', match `c`? Then moves p behind it.
+/// True if the element of the pattern at `p` (not '*') matches `c`; then moves p to the next
+/// element.
 bool take(std::string_view pattern, std::size_t& p, char c) noexcept {
   const char element = pattern[p];
   std::size_t end = p + 1;
@@ -155,7 +156,7 @@ bool glob_matches(std::string_view pattern, std::string_view name) noexcept {
   std::size_t p = 0;
   std::size_t n = 0;
   std::size_t behind_star = kNone;
-  std::size_t star_took = 0;  // the byte of the name behind what the star took
+  std::size_t star_took = 0;  // the byte of the name after the text matched by the star
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       behind_star = ++p;

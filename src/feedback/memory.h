@@ -1,8 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What error feedback, a running mean and DGC's momentum do to a range of a parameter, by kind of
-// memory (laconic/memory_kind.h): the arithmetic alone. When which of it happens is the pipeline's
-// business.
+// The arithmetic of error feedback, running means and DGC's momentum on a range of a parameter, by
+// kind of memory (laconic/memory_kind.h). The pipeline decides when each function is called.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +31,7 @@ struct Memory {
   }
 };
 
-// Of all functions: `memory` has values; `n` elements of each array; `g` the gradient.
+// All functions: `memory` has values; `n` elements of each array; `g` is the gradient.
 
 /// max |x|, by absolute bits (infinity or NaN when not all are finite), of what `correct` would
 /// encode. Finite: nothing in memory becomes anything else.

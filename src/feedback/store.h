@@ -53,9 +53,9 @@ class Store {
   void scale_residuals(float factor) noexcept;
   /// sqrt of the sum of squares over this rank's own residuals, without those of its means.
   [[nodiscard]] double residual_norm() const noexcept;
-  /// Of gradients in their units: four for every float.
+  /// Bytes of arrays in the unit of gradients: four per float.
   [[nodiscard]] uint64_t residual_bytes() const noexcept;
-  /// Of everything else. Both together are what a saved state holds.
+  /// Bytes of all other arrays. Both together are a saved state.
   [[nodiscard]] uint64_t state_bytes() const noexcept;
 
  private:
@@ -64,7 +64,7 @@ class Store {
   std::vector<Arena> memory_;
 };
 
-/// What a state file says about itself.
+/// The header of a saved state.
 struct StateHeader {
   uint32_t version = 1;
   uint32_t rank = 0;

@@ -37,7 +37,8 @@ struct Measured {
 };
 /// Scans gradient and memory. Memory changes only where its values are of no use (not finite).
 Measured measure(const UnitCodec& codec, const UnitSlot& slot, const float* gradient);
-/// What was measured below `range`. Residual + gradient = what `codes` say + the residual left.
+/// Encodes a gradient that was measured below `range`. Residual + gradient = decoded `codes` + new
+/// residual.
 void encode(const UnitCodec& codec, const UnitSlot& slot, const float* gradient, float range,
             int32_t* codes);
 /// The residual takes codes [begin, begin + codes.size()) back: exactly what it was before.

@@ -215,7 +215,7 @@ Result<uint64_t> TensorCodec::encode_payload(const UnitCodec& codec, const UnitS
                 room)
         .bytes;
   }
-  // A lone contributor's memory has nobody to balance.
+  // The memory of a single contributor does not balance others.
   if (!codec.kernels().any_nonzero(values, slot.unit.count)) return kNothing;
   const auto encoded = codec.encode(slot, place, values, work, room);
   if (encoded.outcome == Outcome::non_finite) {

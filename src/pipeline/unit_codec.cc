@@ -13,7 +13,7 @@
 namespace laconic::pipeline {
 namespace {
 
-constexpr uint64_t kSlice = 1 << 16;  // 256 KiB of floats: a thread's share at a time
+constexpr uint64_t kSlice = 1 << 16;  // 256 KiB of floats: one slice of a thread's share
 
 /// The largest of body(begin, count) over the slices, compared by bits, as absolute floats may be:
 /// infinity and NaN are on top.

@@ -47,7 +47,7 @@ struct UnitEncoded {
 /// not fit 64 bits; else ok, and no size in the unit's plan has wrapped.
 [[nodiscard]] Errc check_unit(const Spec& spec, const Unit& unit);
 
-/// Where the gradient of a failed exchange is.
+/// How the gradient of a failed exchange is delivered.
 enum class Undo : uint8_t {
   gradient_lost,     ///< lost with the exchange: the residual has to keep it
   gradient_travels,  ///< on its way uncompressed: the residual must not keep it as well
@@ -63,9 +63,9 @@ class UnitCodec {
   void refresh() { contract_ = spec_->contract(); }
   [[nodiscard]] const Contract& contract() const noexcept { return contract_; }
   [[nodiscard]] Plan plan(const Unit& unit, uint32_t world) const;
-  /// Does delivery take the mean off this memory on every rank (Feedback::aggregate)? Then what one
-  /// rank holds is balanced by what others hold: all of them send, whatever their own gradients
-  /// are, if one has a gradient, and none if nobody has.
+  /// True if delivery subtracts the mean from this memory on every rank (Feedback::aggregate).
+  /// Residuals of ranks then balance each other: if one rank has a gradient all of them send,
+  /// otherwise none.
   [[nodiscard]] bool joint(const feedback::Memory& memory) const noexcept {
     return contract_.feedback == Feedback::aggregate && memory.values != nullptr;
   }

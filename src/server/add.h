@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a server adds, and all it knows about it.
+// The additions of a server; it knows nothing else about the values.
 #pragma once
 
 #include <array>

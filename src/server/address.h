@@ -8,7 +8,7 @@
 
 namespace laconic::server {
 
-/// Where a datagram comes from and goes to. Only what drives the server knows what the bytes mean.
+/// Source or destination of a datagram. Only the server's driver interprets its bytes.
 struct Address {
   std::array<uint8_t, 24> bytes{};
   friend bool operator==(const Address& a, const Address& b) noexcept {

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// How many answers go to senders that nobody vouches for: few to each, not many to all of them.
+// Limits replies to unauthenticated senders: few to each, and few in all.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ class Budget {
   static constexpr uint32_t kOfAll = 100;  ///< in a second, and at once
   static constexpr uint32_t kOfOne = 10;
 
-  /// `key`: secret, so that nobody can choose whose share an address falls into.
+  /// `key`: secret, so that senders cannot choose the bucket of an address.
   explicit Budget(const wire::SipKey& key) noexcept : key_(key) {}
 
   /// Takes an answer, if there is one for this address and more than `kept` for all.

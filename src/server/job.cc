@@ -42,7 +42,7 @@ Judgement Job::enrol(Time now, const wire::Enrolment& e, const Address& from, Ou
     if (differs == Reason::quorum) judgement = {differs, own.needed, e.settings.needed};
     if (differs == Reason::spec) judgement = {differs, own.spec, e.settings.spec};
     if (differs == Reason::settings) judgement = {differs, 0, worker};
-    // Before the first step this is a mistake that every worker should hear of.
+    // Before the first step this is an error that every worker should get.
     if (course_.state == JobState::gathering) fail(now, {differs, 0, worker}, out);
     return judgement;
   }

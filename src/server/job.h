@@ -47,11 +47,11 @@ class Job {
   wire::DatagramFault receive(Time now, const Address& from, bool held, Bytes datagram, Outbox& out,
                               bool stays = false);
   void settle() noexcept { slots_.settle(); }
-  /// A host says that nobody listens there. Twice in a row, and it is believed.
+  /// A host reports that a port is closed. Counts after the second time in a row.
   void unreachable(Time now, const Address& at, Outbox& out);
   void tick(Time now, Outbox& out);
   [[nodiscard]] Time next_event() const noexcept;
-  /// Nobody needs it any more: its memory may go.
+  /// No worker needs the job any more: its memory may be freed.
   [[nodiscard]] bool is_over(Time now) const noexcept;
 
  private:

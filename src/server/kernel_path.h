@@ -21,7 +21,7 @@ class KernelPath {
                            const wire::SipKey& key) = 0;
   /// When this returns the program touches them no longer.
   virtual void give_back(const SharedSlots& slots) noexcept = 0;
-  /// Where a worker is. False: not where the program could answer it.
+  /// Records the port of a worker. False: the program cannot answer there.
   virtual bool place(const SharedSlots& slots, uint32_t worker,
                      const Address& address) noexcept = 0;
 };

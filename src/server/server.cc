@@ -83,7 +83,7 @@ bool Server::owes() const noexcept {
 void Server::stranger(Time now, const Address& from, const wire::DatagramStart& start,
                       uint64_t size, Outbox& out) {
   ++stats_.strangers;
-  // Behind a restart all workers send whole windows: their hellos need answers, too.
+  // After a restart all workers send whole windows: their hellos need answers, too.
   if (size < wire::kUpHeaderBytes || !may_answer(now, from, Budget::kOfAll / 2)) return;
   std::array<uint8_t, wire::kUpHeaderBytes> answer;
   wire::write_stranger(start.job, answer.data());
@@ -123,7 +123,7 @@ void Server::enrol(Time now, const Address& from, Bytes datagram, Outbox& out) {
   }
   const Job* job = find(static_cast<uint32_t>(e.from.job));
   const uint64_t epoch = job != nullptr ? job->epoch() : next_epoch_;
-  // Of an earlier start, or another job took the epoch: the worker says hello again.
+  // From an earlier start, or another job has the epoch: the worker says hello again.
   if (e.epoch != epoch || e.nonce != nonce_for(from, e.from, epoch)) {
     return stranger(
         now, from,
@@ -187,7 +187,7 @@ void Server::count_kernel(Job& job) noexcept {
   stats_.rejected[static_cast<std::size_t>(DatagramFault::tag)] += news.forged;
 }
 
-// What was sent may point into the job's slots.
+// Sent datagrams may point into the job's slots.
 void Server::drop(std::size_t index, Outbox& out) {
   out.flush();
   count_kernel(*jobs_[index]);

@@ -22,7 +22,7 @@ struct ServerSettings {
   uint64_t memory = uint64_t{256} << 20U;  ///< of all jobs
   uint32_t jobs = 64;
   bool full_tags = false;        ///< jobs whose tags cover headers alone are refused
-  bool pad = false;              ///< workers are told to send data as long as results
+  bool pad = false;              ///< workers must send data as long as results
   Multicast multicast{};         ///< for jobs that ask for it; no group: there is none
   KernelPath* kernel = nullptr;  ///< outlives the server; null: there is none
 };
@@ -47,7 +47,7 @@ class Server {
   void settle() noexcept;
   /// Bytes that stay are still wanted.
   [[nodiscard]] bool owes() const noexcept;
-  /// A host says that nobody listens at an address that was sent to.
+  /// A host reports that the port of an address is closed.
   void unreachable(Time now, const Address& at, Outbox& out);
   /// Deadlines, silent workers, jobs that are over.
   void tick(Time now, Outbox& out);
@@ -62,9 +62,9 @@ class Server {
   [[nodiscard]] Job* find(uint32_t id) noexcept;
   [[nodiscard]] uint64_t nonce_for(const Address& from, const wire::Applicant& who,
                                    uint64_t epoch) const noexcept;
-  /// A hello of somebody who has the token. Without a token it proves nothing.
+  /// True for a hello from a holder of the token. Without a token it proves nothing.
   [[nodiscard]] bool is_vouched_for(Bytes hello) const noexcept;
-  /// `kept`: as many are left for others.
+  /// `kept`: number of replies reserved for others.
   bool may_answer(Time now, const Address& to, uint32_t kept = 0) noexcept;
   void hello(Time now, const Address& from, Bytes datagram, Outbox& out);
   void enrol(Time now, const Address& from, Bytes datagram, Outbox& out);

@@ -16,7 +16,7 @@ typedef __UINT64_TYPE__ laconic_u64;
 enum {
   LACONIC_MAX_WORKERS = 64,
   LACONIC_KERNEL_JOBS = 64,
-  /* Bytes of a sum: with all headers and what the kernel keeps beside a frame, within a page. */
+  /* Bytes of a sum: with all headers and the kernel's own data of a frame, within a page. */
   LACONIC_KERNEL_SUM = 2048,
 };
 
@@ -29,8 +29,8 @@ enum {
 
 struct laconic_slot {
   laconic_u64 number;
-  laconic_u64 bitmap; /* contributors */
-  laconic_u64 passed; /* number + 1 once it is closed or fetched: one word that nobody reads torn */
+  laconic_u64 bitmap;  /* contributors */
+  laconic_u64 passed;  /* number + 1 once closed or fetched: one word, written atomically */
   laconic_u64 holders; /* fetching: workers that have it */
   laconic_u64 since;   /* open: the first contribution; fetching: when it was asked for */
   laconic_u32 settings;
@@ -62,7 +62,7 @@ struct laconic_kernel_member {
   laconic_u64 heard; /* last datagram with a right tag, CLOCK_MONOTONIC */
   laconic_u32 ip;
   laconic_u16 port;
-  /* What the program learns of its first datagram with a right tag. */
+  /* Learned by the program from the first datagram with a valid tag. */
   laconic_u8 mac[6];
   laconic_u8 host_mac[6]; /* to which it sends */
   laconic_u32 ifindex;

@@ -17,7 +17,7 @@
 
 namespace laconic::server {
 
-/// What became of a contribution or a pull.
+/// The result of a contribution or a pull.
 enum class Verdict : uint8_t {
   added,      ///< in the sum now; see newly_closed()
   duplicate,  ///< it is in the sum already: nothing to answer
@@ -83,7 +83,7 @@ class Slots {
     return now >= slot.since + deadline_;
   }
   [[nodiscard]] bool may_close(const Slot& slot, Time now) const noexcept;
-  /// What it brings is as long as it should be.
+  /// True if the contribution has the expected length.
   [[nodiscard]] bool has_length(const Contribution& c) const noexcept;
   void open_slot(Time now, const Contribution& c) noexcept;
   void close(Slot& slot) noexcept;

@@ -43,8 +43,8 @@ class Turn {
   std::size_t next_ = 0;
 };
 
-/// A round: everybody's turn. `jobs` have a Turn `turn` and workers `peers`; read(job, peer) is as
-/// above. False: nothing was there.
+/// A round of turns. `jobs` have a Turn `turn` and workers `peers`; read(job, peer) as above.
+/// False: nothing was read.
 template <class Jobs, class Read>
 bool take_turns(Jobs& jobs, Read&& read) {
   uint64_t spent = 0;
@@ -54,7 +54,7 @@ bool take_turns(Jobs& jobs, Read&& read) {
     const int64_t rounds = job.turn.rounds_owed();
     if (rounds != 0 && (owed == 0 || rounds < owed)) owed = rounds;
   }
-  // Nobody else wants to be read: rounds that only pay debts pass at once.
+  // No other peer has data: rounds that only pay debts pass at once.
   if (spent == 0) {
     for (auto& job : jobs) job.turn.pass(owed);
   }

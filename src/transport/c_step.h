@@ -13,7 +13,7 @@
 
 namespace laconic::transport {
 
-// What a step lists is handed on as it is.
+// Lists of a step are passed on unchanged.
 static_assert(sizeof(laconic_message) == sizeof(Message) &&
               offsetof(laconic_message, send) == offsetof(Message, send) &&
               offsetof(laconic_message, send_bytes) == offsetof(Message, send_bytes) &&
@@ -63,7 +63,7 @@ inline laconic_step to_c(const Step& s) {
   return c;
 }
 
-/// Of an aggregate step.
+/// For an aggregate step.
 inline Step from_c(const laconic_step& c) {
   return {.kind = StepKind::aggregate,
           .contributions = {reinterpret_cast<const Contribution*>(c.contributions), c.granules},

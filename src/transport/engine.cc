@@ -58,7 +58,7 @@ class Engine::Thread {
     return std::move(job.result);
   }
 
-  /// What has not been executed fails.
+  /// Batches that were not executed fail.
   void stop() noexcept {
     std::unique_lock lock(mutex_);
     stopping_ = true;
@@ -213,7 +213,7 @@ void Engine::scale_lanes(const Step& step, uint8_t* x, uint64_t count) noexcept 
 
 void Engine::stop() noexcept {
   if (!thread_) return;
-  if (thread_->forked()) return forget(std::move(thread_));  // nobody would end what it waits for
+  if (thread_->forked()) return forget(std::move(thread_));  // no thread would end its wait
   thread_->stop();
 }
 

@@ -36,7 +36,7 @@ inline constexpr uint32_t kMaxSlotBytes = 0xFFFFFFF0U;
 /// The most draining steps that a flush may be spread over.
 inline constexpr uint32_t kMaxFlushSteps = 65535;
 
-/// Which leg of an exchange.
+/// The kind of a bundle.
 enum class BundleKind : uint8_t {
   contribution = 0,  ///< a rank's own payloads, to all (one-shot) or to one owner (two-shot)
   mean = 1,          ///< an owner's re-encoded mean, to all
@@ -55,8 +55,7 @@ struct BundleId {
   uint64_t agreement = 0;  ///< hash of specs, sizes and versions agreed at attach
 };
 
-/// What the sender observed in an earlier step (control/report.h). Any bytes may be in it, and none
-/// of them is refused here.
+/// The sender's report on an earlier step (control/report.h). Any bytes are accepted here.
 struct BundleReport {
   std::array<uint8_t, 12> bytes{};  ///< zeros: nothing
   uint32_t step = 0;                ///< low half of the number of the step it is about
@@ -73,8 +72,8 @@ struct BundleShape {
 [[nodiscard]] constexpr uint64_t bundle_front_bytes(const BundleShape& shape) noexcept {
   return kBundleHeaderBytes + 4 * (uint64_t{shape.slots} + shape.seen) + shape.lane_bytes;
 }
-/// What a payload takes. bundle_front_bytes plus the sum over all units is the size of a bundle;
-/// with the bounds of the plan it is the room that a writer needs.
+/// Bytes of a payload in a bundle. bundle_front_bytes plus the sum over all units is the size of a
+/// bundle; with the plan's bounds it is the capacity that a writer needs.
 [[nodiscard]] constexpr uint64_t bundle_payload_bytes(uint64_t payload) noexcept {
   return round_up(payload, kBundleAlign);
 }
@@ -90,7 +89,7 @@ struct BundleFailure {
   static constexpr uint32_t kNoParameter = 0xFFFFFFFFU;
 };
 
-/// What BundleWriter::finish made.
+/// The result of BundleWriter::finish.
 struct BundleSize {
   uint64_t bytes = 0;     ///< valid at the start of `out`: the whole bundle, or its header only
   uint64_t needed = 0;    ///< the size of the whole bundle
@@ -118,7 +117,7 @@ class BundleWriter {
   /// With shape.seen: the size of the largest bundle that was sent to this owner.
   void set_seen(uint64_t bundle_bytes) noexcept;
 
-  /// Where the next slot's payload goes: all the room left in `out`.
+  /// The space for the next slot's payload: the rest of `out`.
   [[nodiscard]] MutBytes room() noexcept;
   /// The next slot holds the first `bytes` of room(), at least 1. One of these four for every slot,
   /// in order.
@@ -153,7 +152,7 @@ class BundleWriter {
 uint64_t write_failure_bundle(const BundleId& id, const BundleFailure& failure,
                               MutBytes out) noexcept;
 
-/// What the receiver knows beforehand; all of it is verified.
+/// What the receiver expects; all of it is verified.
 struct BundleExpect {
   BundleId id;  ///< rank: of the sender
   BundleShape shape;
@@ -209,11 +208,11 @@ struct BundleView {
   }
 };
 
-/// Total: every input gives a view or a numbered error. `capacity` is what the transport delivered;
-/// bytes behind the bundle are ignored. Sender, world and (for a healthy sender) step, sequence,
-/// kind, round, agreement and shape are compared with `expect`, every length with its bound. A
-/// failure bundle passes with any step, sequence and agreement: the sender's message is worth more
-/// than ours about them. Allocates only on failure.
+/// Parses any bytes to a view or a numbered error. `capacity`: the bytes from the transport; those
+/// after the bundle are ignored. Sender, world and (for a healthy sender) step, sequence, kind,
+/// round, agreement and shape are compared with `expect`, every length with its bound. A failure
+/// bundle passes with any step, sequence and agreement, because the sender's message is more
+/// useful. Allocates only on failure.
 Result<BundleView> parse_bundle(Bytes capacity, const BundleExpect& expect);
 
 /// A peer's failure as an Error: code peer_failed, the message with rank, bucket and parameter;

@@ -156,7 +156,8 @@ Result<void> check_shape(const BundleShape& shape, const BundleShape& expect) {
   return {};
 }
 
-// What a sender asks for in the repeat round is memory that we will allocate: bounded by the plan.
+// Limits the size that a sender requests in the repeat round, which this rank allocates, to the
+// plan's bound.
 Result<void> check_needed(uint64_t needed, uint64_t capacity, const BundleExpect& expect) {
   uint64_t most = bundle_front_bytes(expect.shape);
   for (const uint32_t bound : expect.slot_bounds) most += bundle_payload_bytes(bound);

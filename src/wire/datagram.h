@@ -23,7 +23,7 @@ inline constexpr uint64_t kTagBytes = 8;
 inline constexpr uint32_t kMaxWorkers = 64;
 /// Slots of a job: what a worker holds has to fit into one datagram of registration.
 inline constexpr uint32_t kMaxRing = 4096;
-/// Behind a header, in one UDP datagram.
+/// Maximum bytes after a header in one UDP datagram.
 inline constexpr uint64_t kMaxDatagramPayload = 65000;
 
 enum class DatagramType : uint8_t {
@@ -55,7 +55,7 @@ enum DatagramFlag : uint8_t {
   kValues = LACONIC_FLAG_VALUES,    ///< 32-bit lanes in place of codes
   kFirst = LACONIC_FLAG_FIRST,      ///< the first granule of an exchange on this server
   kFull = LACONIC_FLAG_FULL,        ///< the tag covers the payload
-  kGroup = LACONIC_FLAG_GROUP,      ///< up: this worker hears the job's multicast group
+  kGroup = LACONIC_FLAG_GROUP,      ///< up: the job's multicast group reaches this worker
   kTry = LACONIC_FLAG_TRY,          ///< of an ack: send something to the group
   kComplete = 1,                    ///< of a welcome: all workers are registered
   kPad = 2,                         ///< of a challenge: data of codes are as long as their results
@@ -65,7 +65,7 @@ enum DatagramFlag : uint8_t {
 enum class DatagramFault : uint8_t { none, size, magic, version, type, field, tag };
 std::string_view datagram_fault_name(DatagramFault fault) noexcept;
 
-/// What every datagram begins with, in every version.
+/// The start of every datagram, in every version.
 struct DatagramStart {
   DatagramType type = DatagramType::hello;
   uint8_t version = kDatagramVersion;
@@ -109,8 +109,8 @@ DatagramFault parse_down(Bytes datagram, DownHeader* header) noexcept;
 
 using SipKey = laconic_sip_key;
 
-/// Whether a datagram that was parsed was sent by somebody with the key. `header_bytes`: 32 or 40;
-/// `era`: upper half of the granule's number.
+/// True if a parsed datagram was sent by a holder of the key. `header_bytes`: 32 or 40; `era`:
+/// upper half of the granule's number.
 [[nodiscard]] bool tag_is_right(Bytes datagram, uint64_t header_bytes, const SipKey& key,
                                 uint64_t era) noexcept;
 

@@ -60,7 +60,7 @@ struct Challenge {
   friend bool operator==(const Challenge&, const Challenge&) = default;
 };
 
-/// Where sums go once for all workers that hear it.
+/// The multicast group for sums.
 struct Group {
   std::array<uint8_t, 16> address{};  ///< IPv6, or ::ffff:a.b.c.d for IPv4, big-endian
   uint16_t port = 0;                  ///< 0: there is none
@@ -86,10 +86,10 @@ struct Refusal {
   friend bool operator==(const Refusal&, const Refusal&) = default;
 };
 
-/// What a job adds, and when it closes a sum. The server never sees what the lanes mean.
+/// The values of a job and the rule that closes its sums. The server does not interpret the values.
 struct JobSettings {
   uint8_t world = 1;
-  uint8_t needed = 1;        ///< contributors that are enough behind the deadline
+  uint8_t needed = 1;        ///< contributors that are enough after the deadline
   uint8_t code_bits = 4;     ///< 2, 3, 4 by table; 8 as they are
   uint8_t lane_bits = 8;     ///< 8 or 16
   uint8_t table_size = 0;    ///< 2^code_bits; 0 with 8 bits
@@ -104,12 +104,13 @@ struct JobSettings {
 
   [[nodiscard]] uint64_t code_bytes() const noexcept { return uint64_t{lanes} * code_bits / 8; }
   [[nodiscard]] uint64_t lane_bytes() const noexcept { return uint64_t{lanes} * lane_bits / 8; }
-  /// Codes behind a header of 32 bytes, padded to a result behind one of 40.
+  /// Bytes of quantized values after a header of 32 bytes, padded to the size of a result after one
+  /// of 40.
   [[nodiscard]] uint64_t padded_bytes() const noexcept {
     const uint64_t result = lane_bytes() + kDownHeaderBytes - kUpHeaderBytes;
     return result > code_bytes() ? result : code_bytes();
   }
-  /// Of the longest result.
+  /// Bytes of the longest result.
   [[nodiscard]] uint64_t slot_bytes() const noexcept {
     return lane_bytes() > 4U * values ? lane_bytes() : uint64_t{4} * values;
   }
@@ -118,7 +119,7 @@ struct JobSettings {
 
 /// none, malformed or lane_overflow. Every number is bounded here, before anything is made of it.
 [[nodiscard]] Reason judge_settings(const JobSettings& settings) noexcept;
-/// What differs first.
+/// The first difference.
 [[nodiscard]] Reason compare_settings(const JobSettings& job, const JobSettings& found) noexcept;
 /// The largest lane that one worker can send.
 [[nodiscard]] uint32_t largest_code(const JobSettings& settings) noexcept;

@@ -186,8 +186,8 @@ Result<void> check_start(Bytes bytes) {
   return {};
 }
 
-// Lengths, from the inside out: spec, header, payload. Nothing behind the fixed part is read before
-// they agree.
+// Checks lengths from the inside out: spec, header, payload. Nothing after the fixed part is read
+// before they agree.
 Result<void> check_lengths(Bytes bytes) {
   const uint64_t spec_length = bytes[kSpecLengthAt];
   if (spec_length == 0) {
@@ -217,7 +217,7 @@ Result<void> check_checksum(Bytes bytes) {
                      "the bytes changed in transit or on disk");
 }
 
-// What a checksum does not vouch for: a writer of another make.
+// Checks bytes that a checksum does not protect against another writer.
 Result<void> check_unused(Bytes bytes, uint64_t spec_length) {
   if ((bytes[kFlagsAt] & ~(kZeroFlag | kNonFiniteFlag)) != 0) {
     return frame_error(Errc::frame_field, "flags", at_most(kZeroFlag | kNonFiniteFlag),

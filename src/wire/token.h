@@ -27,7 +27,7 @@ inline constexpr std::size_t kMaxNonces = 4;
 [[nodiscard]] SipKey derive_key(const Token& token, KeyUse use,
                                 std::span<const uint64_t> nonces) noexcept;
 
-/// Of a job's datagrams.
+/// The key for a job's datagrams.
 [[nodiscard]] SipKey job_key(const Token& token, uint64_t job, uint64_t epoch) noexcept;
 
 }  // namespace laconic::wire

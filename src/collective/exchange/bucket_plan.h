@@ -76,8 +76,9 @@ inline DensePart dense_part(const RankState& state, const LayoutView& layout) no
   }
   return {any, any && !rest};
 }
-/// If some parameters are sent as float32: true if uncompressed parameters travel with them, because
-/// their own leg would otherwise have nothing else. Not where an engine or server adds that leg.
+/// If some parameters are sent as float32: true if uncompressed parameters travel with them,
+/// because their own leg would otherwise have nothing else. Not if an engine or server adds that
+/// leg.
 inline bool raw_rides_along(const RankState& state, const LayoutView& layout,
                             StrategyKind raw) noexcept {
   return !sums_lanes(raw) && std::ranges::none_of(layout.parameters, [&](uint32_t p) {

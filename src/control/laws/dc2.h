@@ -18,7 +18,7 @@ namespace laconic::control {
 struct Dc2 {
   enum class Target : uint8_t { start, compute };
   static constexpr std::array<std::string_view, 2> kTargets{"start", "compute"};
-  /// What exchanges that nothing hides may add to a step (decision 0038).
+  /// Share of a step that exchanges without overlap may add (decision 0038).
   static constexpr double kShare = 0.33;
   struct Params {
     double min = 0;
@@ -60,7 +60,7 @@ struct Dc2 {
   static constexpr std::size_t kRisen = 2;  // and of these the newest, which say how far to fall
   static constexpr double kEmpty = 0.5;     // of the target in each of them: r is out of date
   static constexpr double kGrown = 1.5;     // more than a setting that was not slow: growth is why
-  // By the next update reports of this many steps are about the setting of the last one.
+  // At the next update, the reports of this number of steps are about the last setting.
   static_assert(kEvery >= kDelay + kAgree && kRisen <= kAgree);
 
   struct State {
@@ -266,8 +266,8 @@ struct Dc2 {
   }
   static double slowest(const State& s) { return std::max(trend(s), slowest_of_last(s)); }
 
-  /// By what share more may be sent: a tenth, or what r and each of the last steps leave of the
-  /// target, as a time grows by no more than what is sent; at most twice as much.
+  /// Factor by which more may be sent: a tenth more, or what r and each of the last steps leave of
+  /// the target, since a time grows by at most the bytes sent; at most twice.
   static double room(const State& s) {
     return s.last.back() > 0 ? std::clamp(1 / slowest(s) - 1, 0.1, 1.0) : 0.1;
   }
@@ -290,7 +290,7 @@ struct Dc2 {
     s.last.fill(0);
   }
 
-  /// What an update counts in the mean: no more than twice it, or a stretch of large values would
+  /// The value of an update in the mean: at most twice the mean, or a stretch of large values would
   /// have to be repeated when it leaves the window.
   static double most_credit(const Params& p, const Range& range) {
     return std::min(2 * amount(range, p.mean), amount(range, most(range)));

@@ -28,8 +28,8 @@ constexpr uint64_t kKernelShare = 4;  // of the memory: a quarter is slots in th
 constexpr int kRounds = 4;            // of reading before answers go and the clock is looked at
 constexpr std::size_t kMessagesAtOnce = 4;  // of up to 64 datagrams
 
-// What ended jobs had: the heap keeps it below what lives on, rings of any size, too, since malloc
-// takes from there whatever is no larger than what was freed before.
+// Returns the memory of ended jobs: the heap keeps it below live memory, also rings of any size,
+// because malloc reuses whatever is no larger than what was freed before.
 void give_memory_back() {
 #ifdef __GLIBC__
   malloc_trim(0);
@@ -41,7 +41,7 @@ Time steady_now() noexcept {
   return static_cast<Time>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
 }
 
-// Family, port, address, scope: what tells peers apart.
+// Family, port, address and scope identify a peer.
 Address address_of(const agg::Endpoint& e) noexcept {
   Address a;
   if (e.address.ss_family == AF_INET) {
@@ -82,7 +82,7 @@ agg::Endpoint endpoint_of(const Address& a) noexcept {
   return e;
 }
 
-// What sums are sent to the group from.
+// Opens the socket that sends sums to the group.
 Result<agg::Socket> open_multicast(const UdpServerSettings& settings, const agg::Endpoint& bound,
                                    const agg::Socket& listener, Multicast* multicast) {
   if (!settings.interfaces.empty()) {
@@ -262,7 +262,7 @@ bool UdpServer::read_all() {
   return take_turns(groups_, [&](Peer* peer) { return read_one(peer); });
 }
 
-// A message may be 64 datagrams: beside other jobs one is a turn.
+// A message may be 64 datagrams: with several jobs one message is a turn.
 std::size_t UdpServer::most_messages() const noexcept {
   if (io_ == Io::mmsg) return Receiver::kAll;
   return groups_.size() > 2 ? 1 : kMessagesAtOnce;

@@ -56,8 +56,8 @@ class UdpServer {
     Batch batch;
     uint32_t job = 0;
     bool queued = false;
-    uint32_t refused = 0;  ///< times that its port was closed, not yet told
-    bool group = false;    ///< not a worker: all those that hear it
+    uint32_t refused = 0;  ///< times that its port was closed, not reported yet
+    bool group = false;    ///< not a worker: all workers in the group
   };
   /// A job's workers; strangers, who share a socket, are one as well.
   struct Group {

@@ -20,7 +20,7 @@ class Downlink {
 
   /// About granule `number`, without a sum.
   void status(const Address& to, wire::DatagramType type, uint64_t number);
-  /// Where the floor is.
+  /// Sends the position of the floor.
   void floor(const Address& to) { status(to, wire::DatagramType::status, ring_.floor()); }
   void failure(const Address& to, const Course& course);
   void welcome(const Members& members, uint32_t worker, bool complete);

@@ -20,8 +20,8 @@ void KernelGate::set(bool open) noexcept {
   if (is_there()) std::atomic_ref(shared_.job->open).store(open && in_reach_ ? 1 : 0);
 }
 
-// What the program sent twice and the worker asks for again: its host may not take what is
-// redirected to it (a virtual interface without generic receive offload). The process serves it.
+// The program sent the result twice and the worker requests it again: its host may drop redirected
+// frames (a virtual interface without generic receive offload). The process then serves it.
 bool KernelGate::note_unreached(uint64_t index, uint64_t ack, Member& member,
                                 uint32_t worker) noexcept {
   if (!is_there() || !in_reach_) return false;

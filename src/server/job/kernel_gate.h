@@ -35,7 +35,7 @@ class KernelGate {
   /// The process sends a result that the worker asks for again. True: the program may not answer
   /// any more, because it does not reach the worker.
   bool note_unreached(uint64_t index, uint64_t ack, Member& member, uint32_t worker) noexcept;
-  /// When the program heard of the members, the last time of all is returned.
+  /// Updates when the program received datagrams of the members; returns the latest time.
   Time hear(Members& members) const noexcept;
   /// Datagrams that it took since the last call, which are counted in `stats` as well.
   [[nodiscard]] laconic_kernel_counts take_counts(JobStats& stats) noexcept;

@@ -55,7 +55,7 @@ class Members {
   /// True: it is the last one. One that is enrolled already has moved, or asks again.
   bool enrol(const wire::Enrolment& e, const Address& from) noexcept;
   using Holdings = std::array<Holding, wire::kMaxWorkers>;
-  /// What they had when they were enrolled.
+  /// What members had when they enrolled.
   [[nodiscard]] Holdings holdings() const noexcept;
 
   void leave(uint32_t worker) noexcept { left_ |= bit_of(worker); }

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a job's slot machine says to its workers while the job runs.
+// Serving: messages of a job's slot machine to its workers while the job runs.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,8 @@ class Serving {
 
  private:
   void answer(Verdict verdict, uint32_t worker, uint64_t number, Outbox& out);
-  /// What was closed goes to everybody who has not got it yet: once to all who hear the group.
+  /// Sends closed sums to all workers that lack them: by multicast once to those that the group
+  /// reaches.
   void publish(Time now, Outbox& out);
   void send_fetches(Time now, uint32_t most, Outbox& out);
   void note_floor() noexcept;
@@ -59,7 +60,7 @@ class Serving {
   Slots& slots_;
   KernelGate& gate_;
   JobStats& stats_;
-  bool blocked_ = false;  ///< somebody was told to wait for the floor
+  bool blocked_ = false;  ///< a worker waits for the floor
   uint64_t floor_seen_ = 0;
   Time fetch_at_ = kNever, try_at_ = 0;
 };

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the parts of a job share: what it was agreed on, how far it is, what it counts, and where
-// its datagrams go.
+// State shared by the parts of a job: its agreed settings, its progress, its counters and its
+// outgoing datagrams.
 #pragma once
 
 #include <array>
@@ -12,18 +12,18 @@
 
 namespace laconic::server {
 
-/// Where answers go.
+/// Sends datagrams.
 class Outbox {
  public:
   virtual ~Outbox() = default;
   /// The header is copied during the call.
   virtual void send(const Address& to, Bytes header, Bytes payload) = 0;
-  /// A header of 40 bytes and a sum behind it. They may be read until flush(): they only change
-  /// when no worker needs them any more. Those of consecutive granules often lie in a row.
+  /// A header of 40 bytes, followed by a sum. The bytes may be read until flush(): they only change
+  /// when no worker needs them any more. Consecutive granules are often contiguous.
   virtual void send_sum(const Address& to, Bytes datagram) {
     send(to, datagram.first(wire::kDownHeaderBytes), datagram.subspan(wire::kDownHeaderBytes));
   }
-  /// Nothing that was sent is read behind it: the memory of a job is about to go.
+  /// Nothing sent before is read afterwards: the memory of a job is about to be freed.
   virtual void flush() = 0;
 };
 
@@ -36,14 +36,14 @@ struct JobStats {
   uint64_t partial = 0;  ///< of these, without all workers
   uint64_t fetched = 0;  ///< sums that workers brought back
   uint64_t bad_acks = 0;
-  uint64_t late = 0;                   ///< contributions that came behind the closing
+  uint64_t late = 0;                   ///< contributions after their sum was closed
   uint64_t together = 0;               ///< sums that went to the group
   std::array<uint64_t, 7> rejected{};  ///< by wire::DatagramFault
 };
 
-/// Where sums may go once for all workers.
+/// The multicast group of a job.
 struct Multicast {
-  wire::Group group;  ///< as workers are told
+  wire::Group group;  ///< the group in messages to workers
   Address address;    ///< as the outbox is
 };
 

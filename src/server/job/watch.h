@@ -16,9 +16,9 @@ class Watch {
   /// The job waits for all its workers. `terms` outlive it.
   Watch(const Terms& terms, Time now) noexcept : terms_(terms), waiting_(now), heard_(now) {}
 
-  /// Somebody spoke.
+  /// A datagram was received.
   void heard(Time now) noexcept { heard_ = now; }
-  /// The program in the kernel heard somebody then.
+  /// The program in the kernel received a datagram at `time`.
   void heard_beside(Time time) noexcept { heard_ = std::max(heard_, time); }
   void tick(Time now) noexcept { ticked_ = now; }
   /// Whether anybody waits for anything.
@@ -37,8 +37,8 @@ class Watch {
       if (m.enrolled && !members.has_left(w) && now >= m.heard + kProbe) ask(w);
     }
   }
-  /// A host says that nobody listens where this worker is. True: for the second time in a row,
-  /// within this time, and its port is closed.
+  /// A host reports that this worker's port is closed. True: for the second time in a row within a
+  /// limit, so the port counts as closed.
   [[nodiscard]] static bool refused_again(Time now, Member& member) noexcept;
   /// Bit w: worker w is needed(w) and was silent for too long.
   template <class Needed>
@@ -50,10 +50,10 @@ class Watch {
     }
     return lost;
   }
-  /// Nobody has spoken for so long that the job is forgotten; its workers can come back with what
-  /// they hold.
+  /// No datagram arrived for so long that the job is dropped; its workers can return with their
+  /// results.
   [[nodiscard]] bool is_idle(Time now) const noexcept { return now > idle_after(); }
-  /// `beside`: a program in the kernel hears workers, and wakes nobody.
+  /// `beside`: a program in the kernel receives workers' datagrams, and wakes no process.
   [[nodiscard]] Time next_event(const Members& members, bool beside) const noexcept;
 
  private:

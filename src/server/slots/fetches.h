@@ -24,12 +24,12 @@ class Fetches {
       : settings_(settings), ring_(ring) {}
 
   [[nodiscard]] uint32_t count() const noexcept { return count_; }
-  /// Begins with what the workers hold, one Holding for each. A worker that lacks results which
-  /// nobody has any more is returned, else -1.
+  /// Starts with what the workers hold, one Holding per worker. Returns a worker that lacks results
+  /// which no rank has any more, else -1.
   [[nodiscard]] int restore(std::span<const Holding> holdings) noexcept;
-  /// What to ask for next; asked again after `retry`.
+  /// The next result to request; requested again after `retry`.
   bool next(Time now, Time retry, Fetch* fetch) noexcept;
-  /// A result that a worker holds, as it got it: it is closed. False: nobody asked for it.
+  /// Takes a result from a worker, closed as it was sent. False: it was not requested.
   bool take(uint32_t worker, uint64_t number, const wire::DownHeader& header,
             Bytes payload) noexcept;
 

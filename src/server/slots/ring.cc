@@ -77,7 +77,7 @@ SlotRing::Ack SlotRing::acknowledge(uint32_t worker, uint64_t number) noexcept {
   const uint64_t old = ack(worker);
   if (number <= old) return Ack::old;
   raise(marks_->acks[worker], number);
-  // Beside the program only the last of several acks sees them all, whichever that is.
+  // With the program in the kernel only the last of several acks sees all of them.
   if (is_shared() || old == floor()) raise_floor();
   return Ack::raised;
 }

@@ -70,7 +70,7 @@ class SlotRing {
   [[nodiscard]] uint64_t front() const noexcept { return look(marks_->front); }
   /// Above all sums that were ever opened.
   [[nodiscard]] uint64_t opened() const noexcept { return look(marks_->opened); }
-  /// Not below floor + ring; beside the program in the kernel looks for the floor once more.
+  /// At or above floor + ring; with the program in the kernel it computes the floor again first.
   [[nodiscard]] bool is_beyond(uint64_t number) noexcept;
 
   /// Begins there; front and floor are the lowest ack.
@@ -83,7 +83,7 @@ class SlotRing {
   Ack acknowledge(uint32_t worker, uint64_t number) noexcept;
   /// Slot `number` is open now.
   void note_opened(uint64_t number) noexcept;
-  /// It is closed, by one word that nobody reads torn.
+  /// Marks a slot as closed, with one atomic word.
   void pass(Slot& slot) noexcept;
   void advance_front() noexcept;
 

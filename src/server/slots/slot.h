@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the slot machine works on.
+// The slots of the slot machine.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Contribution {
   bool stays = false;  ///< the payload can be read until settle(), and may be added then
 };
 
-/// What a worker has when it registers.
+/// The results that a worker has when it registers.
 struct Holding {
   uint64_t ack = 0;
   uint64_t kept = 0;
@@ -36,8 +36,8 @@ enum SlotState : uint8_t {
 };
 using Slot = laconic_slot;
 
-/// Slots that a program in the kernel works on, too, in jobs that need all their workers: nobody is
-/// ever late there, and no deadline closes anything.
+/// Slots shared with a program in the kernel, in jobs that need all their workers: no worker is
+/// late there, and no deadline closes a sum.
 struct SharedSlots {
   laconic_kernel_job* job = nullptr;  ///< null: the slots are this process's alone
   laconic_kernel_slot* slots = nullptr;

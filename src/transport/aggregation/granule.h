@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What goes to an aggregation server and what comes back, granule by granule. Nothing here knows
-// what the integers mean.
+// Contributions to an aggregation server and its sums, by granule. Nothing here interprets the
+// integers.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,11 @@ struct LinkStats {
   uint64_t duplicate_datagrams = 0;
   uint64_t rejected = 0;           ///< not from the server, or of another epoch
   uint64_t excluded_granules = 0;  ///< sums without this rank
-  uint64_t partial_granules = 0;   ///< sums without somebody
+  uint64_t partial_granules = 0;   ///< sums without the contribution of some rank
   uint64_t aggregator_restarts = 0;
   uint64_t rtt_us = 0;               ///< smoothed
   uint64_t multicast_datagrams = 0;  ///< results that came to the group
-  uint64_t multicast_servers = 0;    ///< whose group this rank hears
+  uint64_t multicast_servers = 0;    ///< servers whose group reaches this rank
   LinkStats& operator+=(const LinkStats& o) noexcept {
     sent += o.sent;
     resent_datagrams += o.resent_datagrams;

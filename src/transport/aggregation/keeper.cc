@@ -11,7 +11,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{100}, kSoon{5};  // between looks; while a link registers
-constexpr milliseconds kIdle{200};            // behind a call, before it is kept
+constexpr milliseconds kIdle{200};            // after a call, before the links are kept alive
 
 }  // namespace
 

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Keeps a worker's links alive between exchanges. A rank that has all results of an exchange may
-// next wait for the others in its group; if the server is started again before the others have
-// theirs, it needs this rank back, which nobody would drive then.
+// Keeper: keeps a worker's links alive between exchanges. A rank that has all results of an
+// exchange may next wait for the others in its group; if the server restarts before the others have
+// theirs, it needs this rank again, while no caller drives it.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ class Keeper {
  public:
   using Clock = UdpWorker::Clock;
 
-  /// `patience`: so long behind the last call the links are kept. Fails where the system gives no
+  /// `patience`: how long after the last call the links are kept. Error: the system cannot start a
   /// thread.
   static Result<std::unique_ptr<Keeper>> create(std::unique_ptr<UdpWorker> worker,
                                                 Clock::duration patience);

@@ -58,8 +58,8 @@ class Link {
   [[nodiscard]] bool waits() const noexcept;
 
   void receive(Time now, Bytes datagram) noexcept { take(now, datagram, false); }
-  /// Where the server sends results for all: the link's driver listens there, and hands over what
-  /// comes from the server's address. A group that is not heard costs nothing but the trial.
+  /// The group to which the server sends results: the link's driver listens there and passes on
+  /// what comes from the server's address. An unreachable group costs only the test.
   [[nodiscard]] const wire::Group& group() const noexcept { return hearing_.group(); }
   void receive_from_group(Time now, Bytes datagram) noexcept { take(now, datagram, true); }
   [[nodiscard]] bool hears_group() const noexcept { return hearing_.hears(); }
@@ -74,7 +74,7 @@ class Link {
   [[nodiscard]] Error error() const noexcept { return error_of(failure_, settings_->server); }
   /// The worker that a failure is about; -1: none.
   [[nodiscard]] int blamed() const noexcept { return failure_.blamed; }
-  /// What to say behind a deadline: `what` is not there yet, or the server says nothing.
+  /// The error at a deadline: `what` is incomplete, or the server does not answer.
   [[nodiscard]] Error late(const char* what) const;
   [[nodiscard]] LinkStats stats() const noexcept;
 

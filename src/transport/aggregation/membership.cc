@@ -25,7 +25,7 @@ constexpr std::chrono::microseconds kNoTime{0}, kLongest = std::chrono::hours(1)
 constexpr uint16_t kRing = 1024, kRingOfQuorum = 4096;
 
 constexpr int kBackstop = 4;
-constexpr int kKeptFor = 1;  // timeouts behind the last call
+constexpr int kKeptFor = 1;  // timeouts after the last call
 
 uint64_t random_word() {
   std::random_device device;
@@ -107,7 +107,8 @@ Result<void> Membership::run(const Step& step) {
         joined_ ? "the aggregation servers failed earlier" : "an aggregate step before join()";
     return Error{joined_ ? Errc::engine_failed : Errc::exchange_order, what, {}};
   }
-  // The links' own patience ends before, and says more: this is for what they cannot see.
+  // The links' own timeout ends first, with a better message: this one is for failures that they
+  // cannot detect.
   const auto last = UdpWorker::Clock::now() + kBackstop * options_.timeout;
   auto done =
       keeper_->use([&](UdpWorker& w) { return w.run(step.contributions, step.aggregates, last); });

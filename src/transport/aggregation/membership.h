@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a user says of aggregation servers, and how a rank becomes a member of a job there.
+// Membership: the user's options for aggregation servers, and how a rank joins a job there.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ class Membership {
   /// Registers with all servers. `number`: of the job, the same on all ranks; random.
   Result<void> join(const AggregationJob& job, uint32_t rank, uint64_t number,
                     UdpWorker::Clock::time_point deadline);
-  /// An aggregate step. Behind a failure the sockets are closed, which tells the others.
+  /// Executes an aggregate step. After a failure the sockets are closed, which the others detect.
   Result<void> run(const Step& step);
   /// Any thread: a run under way, or the next one, fails within a tenth of a second.
   void interrupt() noexcept { interrupted_->store(true); }

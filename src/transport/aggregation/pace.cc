@@ -14,7 +14,7 @@ constexpr Time kLeastTimeout = 4 * kMillisecond;
 constexpr Time kLeastLives = 10000 * kMillisecond;
 constexpr double kGrowth = 1.25;        // less is no growth
 constexpr uint32_t kStalledRounds = 3;  // then the path is full
-constexpr double kGain = 2.0;           // windows of so many bandwidth-delay products
+constexpr double kGain = 2.0;           // windows in bandwidth-delay products
 
 }  // namespace
 

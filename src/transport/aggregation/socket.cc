@@ -15,14 +15,14 @@
 #include <cstring>
 #include <utility>
 
-// Of Linux 4.18 and 5.0; older headers lack them.
+// Constants of Linux 4.18 and 5.0 that older headers lack.
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
 #endif
 #ifndef UDP_GRO
 #define UDP_GRO 104
 #endif
-// Of Linux 4.20.
+// A constant of Linux 4.20.
 #ifndef IPV6_MULTICAST_ALL
 #define IPV6_MULTICAST_ALL 29
 #endif
@@ -71,7 +71,7 @@ bool same_host(const Endpoint& a, const Endpoint& b) noexcept {
   return std::memcmp(&one.sin6_addr, &other.sin6_addr, sizeof(one.sin6_addr)) == 0;
 }
 
-/// Of the interface with this address; 0: no such one.
+/// Index of the interface with this address; 0: none.
 unsigned interface_of(const Endpoint& local) noexcept {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return 0;
@@ -96,8 +96,8 @@ Endpoint on_interface(Endpoint endpoint, unsigned index) noexcept {
   return endpoint;
 }
 
-/// Says a host that has no such port, and nobody on the way: a route that is away, a path that is
-/// too narrow and a filter have errors of their own.
+/// True if the host itself reports that the port is closed. A missing route, a narrow path and a
+/// filter have other errors.
 bool is_closed_port(msghdr& message) noexcept {
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     const bool four = c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_RECVERR;
@@ -252,8 +252,8 @@ Result<Socket> Socket::open(int family, Io io) {
   if (s.fd_ < 0) return system_error("UDP socket", errno);
   enlarge(s.fd_, SO_RCVBUF, SO_RCVBUFFORCE);
   enlarge(s.fd_, SO_SNDBUF, SO_SNDBUFFORCE);
-  // A closed port is an error of the socket, also behind the first answer. Nothing is fragmented,
-  // and a path that was narrow once, or that somebody says is, keeps nothing back.
+  // A closed port is an error of the socket, also after the first answer. Nothing is fragmented,
+  // and a path's reported MTU does not hold datagrams back.
   if (family == AF_INET) {
     set(s.fd_, IPPROTO_IP, IP_RECVERR, 1);
     set(s.fd_, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE);
@@ -547,7 +547,7 @@ struct Receiver::Messages {
   struct Control {
     alignas(cmsghdr) std::array<uint8_t, 256> bytes;
   };
-  /// Of `count` rooms, on a line's beginning.
+  /// Base of `count` buffers, at the start of a cache line.
   [[nodiscard]] uint8_t* base() noexcept {
     return memory.data() + (kLine - reinterpret_cast<uintptr_t>(memory.data()) % kLine) % kLine;
   }

@@ -49,11 +49,11 @@ class Socket {
 
   /// Receives from anybody. No other program can have the port, whatever it asks for.
   static Result<Socket> bound(const Endpoint& local, Io io);
-  /// To and from one peer; `beside`: by the address and port of that socket.
+  /// A socket connected to one peer; `beside`: with the address and port of that socket.
   static Result<Socket> connected(const Endpoint& remote, Io io, const Socket* beside = nullptr);
 
-  /// Sends to a group from the address of `beside`, which names the interface, too. What is sent
-  /// stays on the link.
+  /// A socket that sends to a group from the address of `beside`, which also selects the interface.
+  /// Datagrams stay on the link.
   static Result<Socket> to_group(const wire::Group& group, const Socket& beside, Io io);
   /// Receives what `source` sends to a group, on the interface of `local`. Others of this machine
   /// may do so as well.
@@ -65,7 +65,7 @@ class Socket {
   [[nodiscard]] Result<Endpoint> local() const;
   /// Bytes that the kernel keeps of what was not read yet, with what it needs to keep them.
   [[nodiscard]] uint64_t receive_buffer() const noexcept;
-  /// Of the path, as far as it is known; connected sockets alone.
+  /// MTU of the path, as far as known; connected sockets only.
   [[nodiscard]] uint32_t mtu() const noexcept;
   /// Takes the errors that came back; returns how many of them say that the peer's port is closed.
   /// What all others say is that something was lost.
@@ -88,8 +88,8 @@ class Batch {
 
   /// False: there is no room, or it has another length: flush first.
   bool push(Bytes header, Bytes payload, std::size_t padding = 0) noexcept;
-  /// The same of a whole datagram, which is read by flush(): in one piece with the one before, if
-  /// it lies behind it.
+  /// The same for a whole datagram, which is read by flush(): together with the previous one if
+  /// they are contiguous.
   bool push_whole(Bytes datagram) noexcept { return push({}, datagram); }
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
   /// To `to`, or where the socket is connected to. Returns what Socket::take_errors() does.
@@ -121,14 +121,14 @@ class Receiver {
   static constexpr std::size_t kAll = ~std::size_t{0};
   explicit Receiver(Io io);
 
-  /// What was taken stays where it is until rewind(): further calls put theirs behind it. False:
-  /// there is no room behind it for `most` messages.
+  /// Keeps received data in place until rewind(): further calls append theirs. False: there is no
+  /// space for `most` messages.
   bool keep(std::size_t most) noexcept;
   void rewind() noexcept { begin_ = 0; }
 
-  /// Takes what is there, at most one call's worth or `most` messages of the kernel, which may be
-  /// 64 datagrams each: then calls take(from, datagram) for each.
-  /// Returns datagrams, 0 if there are none, -1 behind an error that came back.
+  /// Receives available datagrams, at most one call's worth or `most` messages of the kernel, which
+  /// may be 64 datagrams each, and calls take(from, datagram) for each. Returns the number of
+  /// datagrams, 0 if there are none, -1 after an error.
   template <class Take>
   int receive(const Socket& socket, Take&& take, std::size_t most = kAll) {
     const int messages = fill(socket, most);
@@ -158,7 +158,7 @@ class Receiver {
 
   std::unique_ptr<Messages, Free> messages_;
   std::size_t begin_ = 0;  ///< of the memory, for the next call
-  std::size_t end_ = 0;    ///< behind what the last one took
+  std::size_t end_ = 0;    ///< end of the last received data
 };
 
 }  // namespace laconic::transport::aggregation

@@ -162,7 +162,7 @@ void UdpWorker::send_due(Time now) noexcept {
   for (std::size_t i = 0; i < paths_.size(); ++i) {
     ToBatch outlet(paths_[i].batch, paths_[i].socket);
     links_.links()[i].send(now, outlet);
-    // A closed port may be that of a server which is starting again: the link's patience decides.
+    // A closed port may belong to a server that is restarting: the link's timeout decides.
     paths_[i].batch.flush(paths_[i].socket, nullptr);
   }
 }
@@ -200,8 +200,8 @@ void UdpWorker::receive() noexcept {
   }
 }
 
-// Where it cannot be heard, or not enough memory for the reason, the link finds out and results
-// come by unicast.
+// If it cannot listen, or memory for the reason is exhausted, the link notices and results come by
+// unicast.
 void UdpWorker::follow_group(Path& path, const wire::Group& group) noexcept {
   if (group == path.group) return;
   path.group = group;

@@ -33,7 +33,7 @@ class UdpWorker {
                                                    Clock::time_point deadline);
   ~UdpWorker();
 
-  /// One exchange, to its end or to an error, behind which the worker is of no use any more.
+  /// Runs one exchange to its end or to an error, after which the worker cannot be used.
   Result<void> run(std::span<const Outgoing> out, std::span<Incoming> in,
                    Clock::time_point deadline);
   /// Between exchanges: takes what has come and sends what is due (Link::keep). True: again soon.
@@ -52,7 +52,7 @@ class UdpWorker {
     Endpoint server;
     Io io;
     wire::Group group{};  ///< that `listener` was opened for
-    Socket listener{};    ///< what the server sends to the group; closed if that cannot be heard
+    Socket listener{};    ///< receives the group's datagrams; closed if that is impossible
   };
   UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io,
             const std::atomic<bool>* interrupted);
@@ -65,7 +65,7 @@ class UdpWorker {
   /// Until done(link) is true of all links, or the deadline.
   template <class Done>
   End drive(Clock::time_point deadline, Done done) noexcept;
-  /// `what` is not done behind the deadline.
+  /// The error if `what` is incomplete at the deadline.
   static Error error_of(const End& end, const char* what);
   void send_due(Time now) noexcept;
   void wait(Time now, Time until) noexcept;

@@ -25,7 +25,7 @@ const Message* message_with(const Step& step, uint32_t peer) {
   return at == step.messages.end() ? nullptr : &*at;
 }
 
-/// What one rank sends another in a step that is no sum.
+/// Data from one rank to another in a step that is not a sum.
 struct Sent {
   const uint8_t* data = nullptr;
   uint64_t bytes = 0;
@@ -156,7 +156,7 @@ struct LoopbackHub::Impl {
   uint32_t waiting = 0;
   uint64_t generation = 0;
   std::vector<bool> here;
-  std::string gone;  // who, and why; empty: nobody
+  std::string gone;  // ranks and reason; empty: none
   std::vector<Step> posted;
   bool has_job = false;
   AggregationJob job;
@@ -222,7 +222,7 @@ Result<void> LoopbackHub::Impl::RankEngine::join(const AggregationJob& wanted,
   return {};
 }
 
-/// Everybody is in every sum. Codes are read bit by bit: a reference.
+/// Every rank is in every sum. Values are read bit by bit: a reference.
 void LoopbackHub::Impl::RankEngine::aggregate(const Step& step) {
   const AggregationJob& added = hub_->job;
   for (uint64_t g = 0; g < step.contributions.size(); ++g) {

@@ -1,8 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the engine calls of NCCL and of CUDA's driver, declared here so that neither has to be
-// installed where Laconic is built.
-// https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
+// The calls of NCCL and of CUDA's driver that the engine uses, declared here so that neither has to
+// be installed to build Laconic. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 // https://docs.nvidia.com/cuda/cuda-driver-api
 #pragma once
 

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What is waited for takes microseconds or milliseconds: at first it is asked for without a pause.
+/// Waits take microseconds or milliseconds: at first it polls without a pause.
 class Pause {
  public:
   void operator()() {
@@ -132,7 +132,7 @@ Result<void> Core::execute(const Plan& plan, Deadline deadline) {
   }
   if (nccl_.nonblocking()) {
     if (auto r = group(plan, comm_); !r) return r;
-    // Not before: the copy back has to lie behind NCCL's kernels on the stream.
+    // Only now: the copy back must follow NCCL's kernels on the stream.
     if (auto r = until(deadline, kLate, [&] { return settled(); }); !r) return r;
   } else {
     const auto copy = std::make_shared<const Plan>(plan);

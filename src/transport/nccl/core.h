@@ -28,7 +28,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<void> open();
   /// With all other ranks.
   Result<void> join(const NcclUniqueId& id, Deadline deadline);
-  /// What `plan` says, of the steps it was made from.
+  /// Executes `plan`, made from the current steps.
   Result<void> execute(const Plan& plan, Deadline deadline);
   /// Waits until the others end theirs, too.
   void leave() noexcept;
@@ -51,7 +51,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
   Result<void> reserve(uint64_t bytes);
   void free_memory() noexcept;
-  /// `comm` by value: one that is left behind sees no other.
+  /// `comm` by value: an abandoned call must not see another one.
   Result<void> group(const Plan& plan, NcclComm comm);
   Result<void> call(const Call& call, const Plan& plan, NcclComm comm);
   /// Whether NCCL has done all that it was asked for; its asynchronous error, if there is one.
@@ -59,7 +59,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<bool> stream_idle() const;
   /// Until `condition` is true or an Error; timed_out with `what` at the deadline.
   Result<void> until(Deadline deadline, std::string_view what, const Condition& condition) const;
-  /// A call that may never return, in a thread of its own that then stays behind.
+  /// A call that may never return, on its own thread, which is abandoned then.
   struct Outcome;
   std::shared_ptr<Outcome> aside(std::function<Result<void>()> work);
   Result<void> until_back(Deadline deadline, std::string_view what,

@@ -42,7 +42,7 @@ struct NcclEngine::Impl {
 
 namespace {
 
-/// All zero where rank 0 has none: the others hear of it.
+/// All zero if rank 0 has none: the others get an error.
 Result<nccl::NcclUniqueId> unique_id(const Result<nccl::NcclCalls>& calls,
                                      const NcclOptions& options, const NcclShare& share,
                                      Result<void> so_far) {

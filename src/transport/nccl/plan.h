@@ -13,7 +13,7 @@
 
 namespace laconic::transport::nccl {
 
-/// What goes to the GPU lies in the first two areas, what comes back in the last two: a copy each.
+/// The first two areas are copied to the GPU, the last two back: one copy each.
 enum class Area : uint8_t { sent, summed, received };
 struct Place {
   Area area = Area::sent;

@@ -4,7 +4,7 @@
  * acks, of jobs that wait for all their workers. What it does not know it hands to the process,
  * which works on the same slots (server/shared.h, docs/decisions/0037). */
 #include <linux/bpf.h>
-/* Behind the types that they use. */
+/* Included after the types that they use. */
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 #include <linux/if_ether.h>
@@ -59,7 +59,7 @@ struct {
 
 char _license[] SEC("license") = "Apache-2.0";
 
-/* What is known of a datagram of a job. */
+/* The parsed header of a job's datagram. */
 struct seen {
   u64 number, ack;
   u64 epoch; /* of the job when it was looked up */
@@ -255,8 +255,8 @@ static __noinline int write_result(struct xdp_md* ctx, const struct laconic_kern
 
 /* ---- one datagram ---- */
 
-/* Notes where a worker is. Results go to ports, so there may be one worker of a job behind each:
- * where there are two, `placed` never reaches the world, and the process serves the job. */
+/* Records the port of a worker. Results go to ports, so there may be one worker of a job per
+ * port: with two, `placed` never reaches the world, and the process serves the job. */
 static __noinline int place(struct xdp_md* ctx, struct laconic_kernel_job* job, u32 worker,
                             u64 epoch) {
   const struct ethhdr* eth = (const struct ethhdr*)(long)ctx->data;
@@ -311,7 +311,7 @@ static __always_inline int take(struct xdp_md* ctx, struct laconic_kernel_job* j
   job->members[w].heard = bpf_ktime_get_ns();
   if (s->ack > look(&job->ring.acks[w])) {
     raise(&job->ring.acks[w], s->ack);
-    raise_floor(job); /* always: the last of several at a time sees all acks, no other does */
+    raise_floor(job); /* always: the last of several concurrent acks sees all of them */
   }
   if (s->type == LACONIC_TYPE_ACK || s->number < look(&job->ring.acks[w])) goto taken;
   if (s->number >= look(&job->ring.floor) + job->slots || at->number > s->number) return XDP_PASS;
@@ -323,14 +323,14 @@ static __always_inline int take(struct xdp_md* ctx, struct laconic_kernel_job* j
     count(&job->counts.duplicates);
     goto taken;
   }
-  /* What cannot become a result where it lies. */
+  /* Falls back if the result cannot be written in place. */
   if ((s->flags & ~LACONIC_SUM_FLAGS) || s->payload != bytes + 8) return XDP_PASS;
   if (here && ((at->flags & (LACONIC_FLAG_VALUES | LACONIC_FLAG_EMPTY)) ||
                (at->length != 0 && at->length != bytes))) {
     return XDP_PASS;
   }
   if (here && !is_open) {
-    /* What did not get there twice goes another way. */
+    /* A result that was lost twice is sent another way. */
     if ((slot->asked & bit) || write_result(ctx, job, slot, s)) return XDP_PASS;
     slot->asked |= bit;
     count(&job->counts.stored);
@@ -447,7 +447,7 @@ int laconic_aggregate(struct xdp_md* ctx) {
   return verdict;
 }
 
-/* A copy of a result on its way out of a port: to the worker behind it. */
+/* A copy of a result that leaves a port: to the worker on it. */
 SEC("xdp/devmap")
 int laconic_address(struct xdp_md* ctx) {
   u8* start = (u8*)(long)ctx->data;

@@ -35,7 +35,7 @@ std::string error_text(int error) {
   return text.data();
 }
 
-/// What the verifier said last, but for its statistics, is why it refused.
+/// The verifier's last line before its statistics is the reason.
 std::string reason_in(const std::string& log) {
   std::string text(log.c_str());
   text.erase(std::min(text.find("\nprocessed "), text.size()));

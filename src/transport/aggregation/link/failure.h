@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Why a link is of no use any more. It is noted as numbers, which takes no memory; words come when
-// somebody asks for them.
+// The failure of a link. It is stored as numbers, which needs no memory; error_of makes the
+// message.
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,8 @@ void Flights::append(List& list, Flight& f, Where where) noexcept {
   f.where = where;
   f.before = list.last;
   f.behind = kNobody;
-  // Lost ones by their numbers: after a time-out few go at a time, and sums close only if those of
-  // all workers are the same.
+  // Lost datagrams in order of their numbers: after a timeout few are sent at a time, and sums
+  // close only if all workers send the same.
   while (where == Where::lost && f.before != kNobody && flights_[f.before].number > f.number) {
     f.behind = f.before;
     f.before = flights_[f.before].before;
@@ -87,9 +87,9 @@ void Flights::arrived(Time now, uint64_t number, Pace& pace) noexcept {
   find_holes(now, pace);
 }
 
-// A hole is lost behind three later results: others, too, send in order. What was sent again is
-// compared with what was sent behind it, and has a round trip's time, because the contribution that
-// is missing may be another worker's.
+// A datagram counts as lost after three later results: others also send in order. One sent again is
+// compared with those sent after it, and has a round trip's time, because the missing contribution
+// may be another worker's.
 void Flights::find_holes(Time now, const Pace& pace) noexcept {
   const uint64_t order = latest_sends_.third(), number = latest_numbers_.third();
   const Time late = pace.round_trip() + pace.round_trip() / 4;

@@ -29,7 +29,7 @@ class Flights {
   bool send(Time now, uint64_t number, bool pull) noexcept;
   /// Its result came, which says what was lost before it.
   void arrived(Time now, uint64_t number, Pace& pace) noexcept;
-  /// What the server had of this worker, or never got.
+  /// Marks all datagrams as lost.
   void lose_all() noexcept;
   /// True: there were any.
   bool lose_from(uint64_t number) noexcept;

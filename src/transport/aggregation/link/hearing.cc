@@ -8,9 +8,9 @@ namespace {
 
 /// A network without multicast delays registration by 20 + 40 + 80 + 160 ms.
 constexpr uint32_t kTries = 4;
-/// Behind so many results that only came on asking, the group is not heard any more.
+/// After this number of results that arrived only on request, the group counts as unreachable.
 constexpr uint32_t kUnheard = 32;
-/// A group that was not heard is tried again.
+/// Time until an unreachable group is tested again.
 constexpr Time kNextTrial = 5000 * kMillisecond;
 
 }  // namespace

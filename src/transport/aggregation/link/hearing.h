@@ -1,8 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Whether this worker hears the group that the server sends results to for all. The network says:
-// the server is asked to send something there, again and again. A group that is not heard costs
-// nothing but the trial.
+// Hearing: whether the server's multicast group reaches this worker. The worker tests it by asking
+// the server to send something there, repeatedly. An unreachable group costs only the test.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,7 @@ class Hearing {
   [[nodiscard]] bool has_asked() const noexcept { return try_at_ != kNever; }
   [[nodiscard]] Time wake() const noexcept { return try_at_; }
 
-  /// What was heard of another group says nothing of this one.
+  /// Sets the group; results of another group do not count.
   void follow(const wire::Group& group) noexcept;
   /// `first`: it was no member before.
   void become_member(Time now, bool first) noexcept;

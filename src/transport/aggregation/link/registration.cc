@@ -90,7 +90,8 @@ bool Registration::take_challenge(Time now, Bytes datagram, Pace& pace, Failure&
     phase_ = Phase::member;  // the server that we know
     return true;
   }
-  // From here on results of the old epoch are refused: the server is told what is held now.
+  // From here on results of the old epoch are rejected; the server receives what this worker holds
+  // now.
   epoch_.number = challenge.epoch;
   epoch_.pad = challenge.pad;
   epoch_.key = wire::job_key(settings_->token, settings_->number, epoch_.number);

@@ -30,8 +30,9 @@ class Results {
   /// `settings` outlive it.
   explicit Results(const LinkSettings& settings);
 
-  /// An exchange of `count` granules, out[0], out[stride], ..., behind the one before. Others may
-  /// have been faster by a whole exchange: what is here goes into it, before advance().
+  /// Begins an exchange of `count` granules, out[0], out[stride], ..., after the previous one.
+  /// Other workers may be ahead by a whole exchange: results that are already here are used before
+  /// advance().
   [[nodiscard]] Failure begin(const Outgoing* out, Incoming* in, uint64_t count,
                               uint64_t stride) noexcept;
   [[nodiscard]] bool done() const noexcept { return ack_ == end_; }

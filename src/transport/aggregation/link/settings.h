@@ -17,7 +17,7 @@ struct LinkSettings {
   uint64_t instance = 0;  ///< random, of this process
   uint8_t worker = 0;
   std::string server;      ///< its address, for messages
-  uint32_t window = 0;     ///< datagrams under way, at most; 0: as many as the ring has slots
+  uint32_t window = 0;     ///< maximum datagrams in flight; 0: the number of the ring's slots
   bool multicast = false;  ///< asks for results to a group
 
   [[nodiscard]] uint32_t id() const noexcept { return static_cast<uint32_t>(number); }

@@ -13,12 +13,12 @@ namespace laconic::transport::aggregation {
 
 class Uplink {
  public:
-  /// All of them outlive it. `hears`: this worker hears the server's group.
+  /// All arguments outlive it. `hears`: the server's group reaches this worker.
   Uplink(const LinkSettings& settings, const Epoch& epoch, bool hears, Outlet& outlet,
          LinkStats& stats) noexcept
       : settings_(settings), epoch_(epoch), outlet_(outlet), stats_(stats), hears_(hears) {}
 
-  /// A contribution; the header alone, which asks for the result, where the worker is behind.
+  /// Sends a contribution; only its header, which requests the result, if the worker is late.
   /// `again`: it was lost.
   void granule(const Results& results, uint64_t number, bool again) noexcept;
   /// A header alone, about the granule that is `ahead` of all that are here.

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Which granules of an exchange are sent, and when: as many at a time as the path takes, none that
-// the server would not take yet, and those again that were lost.
+// Window: which granules of an exchange are sent, and when: within the path's capacity and the
+// server's ring, lost ones again.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class Window {
   void raise_floor(uint64_t floor) noexcept { floor_ = std::max(floor_, floor); }
 
   void begin(Time now, uint64_t first) noexcept;
-  /// What the server had of this worker is lost.
+  /// The server lost everything that this worker sent.
   void begin_again(Time now) noexcept;
   void arrived(Time now, uint64_t number) noexcept { flights_.arrived(now, number, pace_); }
   /// The server says where its floor is.
