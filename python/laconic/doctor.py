@@ -129,7 +129,7 @@ def _variables() -> Check:
 
 
 def _clean_environment(folder: Path, interface: str | None) -> dict[str, str]:
-    """No variable of ours but where the library is; what torch leaves behind goes into the folder."""
+    """Removes all variables of laconic except the library's path; files that torch leaves go into the folder."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(environment.PREFIX) or name == "LACONIC_LIBRARY"}
     kept.setdefault("OMP_NUM_THREADS", "1")
@@ -189,7 +189,7 @@ def _answer(folder: Path, statuses: list[int | None], patience: float) -> dict:
 
 
 def _reason(said: str) -> str:
-    """The line of what a process wrote that tells why it ended."""
+    """The line of a process's output that has the reason for its end."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b|Fatal|Segmentation|terminate called", line)]
     specific = [line for line in named if line != "Fatal Python error: Aborted"]  # something before it says why

@@ -123,7 +123,7 @@ def _layout(shapes) -> Layout:
 
 
 def _means(worker: Worker, shapes, device) -> list[torch.Tensor]:
-    """Of STEPS steps, on the host."""
+    """The means of STEPS steps, on the host."""
     layout, means = _layout(shapes), []
     draw = torch.Generator().manual_seed(worker.engine.rank)
     for _ in range(STEPS):
@@ -185,7 +185,7 @@ def _two_ranks(rank: int, folder: str, device: str, size: int) -> None:
 
 
 def _in_two_processes(device: str, size: int) -> list[dict | None]:
-    """What each of them found; None of one that did not end well."""
+    """The findings of each process; None for one that failed."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="laconic-selftest-") as folder:
         processes = [context.Process(target=_two_ranks, args=(rank, folder, device, size), daemon=True) for rank in range(2)]
@@ -221,7 +221,7 @@ def check_codecs(device: str, size: int) -> tuple[list[Check], dict]:
 
 
 def strategy_of(spec: str, ranks: int) -> str:
-    """What the planner picks for that many ranks over Gloo, for a parameter of 4 MiB."""
+    """The planner's strategy for this number of ranks over Gloo, for a parameter of 4 MiB."""
     sums = sum(1 << dtype for dtype in DTYPES.values()) | 1 << _lib.I32  # Gloo adds all of them
     session = CSession(spec, [("it", (1024, 1024))], rank=0, world=ranks, seed=0, small_elements=64, strategy="auto", engine_sums=sums,
                        threads=1, short_sends=True)
@@ -263,7 +263,7 @@ def _chosen(name: str | None) -> torch.device:
 
 
 def examine(device: torch.device, size: int) -> dict:
-    """What `--json` prints."""
+    """The output of `--json`."""
     stage = staging.stage_for([("it", torch.empty(1, device=device))])
     checks = check_copies(stage, size)
     found, speeds = check_codecs(str(device), size)

@@ -66,7 +66,7 @@ def _elements(size) -> int:
 
 
 def _seconds(call, repeats: int) -> float:
-    """Of one call, in this thread's time."""
+    """Seconds of one call, in this thread's CPU time."""
     start = time.thread_time()
     for _ in range(repeats):
         call()

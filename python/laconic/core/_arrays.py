@@ -16,7 +16,7 @@ _NUMPY_TYPES = {"float32": _lib.F32, "float16": _lib.F16, "bfloat16": _lib.BF16}
 
 
 def zeros(size: int):
-    """So many bytes that take no memory until they are written."""
+    """Zeroed bytes that take no memory until they are written."""
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return (ctypes.c_char * max(size, 1)).from_buffer(memory)
 
@@ -117,7 +117,7 @@ def float_copy(values):
 
 
 def all_finite(values) -> bool:
-    """Of what float_copy gave."""
+    """For the result of float_copy."""
     numpy = numpy_or_none()
     return bool(numpy.isfinite(values).all()) if numpy is not None else all(map(math.isfinite, values))
 

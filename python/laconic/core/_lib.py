@@ -245,7 +245,7 @@ _SIGNATURES = {
 
 
 def _candidates():
-    """Where the library may be, best first: an explicit path, the wheel, a build tree around this checkout."""
+    """Candidate paths of the library, best first: an explicit path, the wheel, a build tree in this checkout."""
     explicit = os.environ.get("LACONIC_LIBRARY")
     if explicit:
         return [Path(explicit)]
@@ -292,6 +292,6 @@ def last_error(code: int) -> LaconicError:
 
 
 def check(code: int) -> None:
-    """Raises the failure behind a non-zero code."""
+    """Raises the failure of a non-zero code."""
     if code != 0:
         raise last_error(code)

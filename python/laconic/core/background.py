@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""A thread that waits where nobody else may: a wait that never ends can be left behind."""
+"""A thread for waits that may never end, and that can be abandoned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Background:
         weakref.finalize(self, self._tasks.put, None).atexit = False
 
     def begin(self, function) -> Call:
-        """At once, not when somebody asks: it is not to be woken for each batch."""
+        """Starts at once, not on demand, so that it is not woken for each batch."""
         call = self.Call(function)
         self._tasks.put(call)
         return call

@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Threads that nobody has to wait for. One that comes back from torch while the interpreter goes away ends the process with SIGABRT ("terminate
-called without an active exception"): they are asked to end before, and waited for; one that still waits for a peer is left behind."""
+"""Threads that may be abandoned. One that returns from torch while the interpreter shuts down ends the process with SIGABRT
+("terminate called without an active exception"): they are asked to end before, and joined; one that still waits for a peer is
+abandoned."""
 
 from __future__ import annotations
 

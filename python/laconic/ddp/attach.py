@@ -155,7 +155,7 @@ def _stage_of(wrapper):
 
 
 def _instead(obj) -> str:
-    """What to do with an object that is not a wrapper."""
+    """A hint for an object that is not a wrapper."""
     from torch.nn import Module
     from torch.nn.parallel import DistributedDataParallel
 

@@ -22,7 +22,7 @@ class Checkpointable:
             return {}
         about = {key: value for key, value in state.items() if key not in ("tensors", "rates")}
         about["rates"] = {name: float(rate) for name, rate in state.get("rates", {}).items()}
-        # One text: what is loaded need not have as many buckets, or rates, as what is there.
+        # One text: the loaded state may have another number of buckets, or rates.
         return {f"{self._rank}/about": json.dumps(about),
                 **{f"{self._rank}/{name}": values for name, values in state["tensors"].items()}}
 

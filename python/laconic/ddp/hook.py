@@ -45,7 +45,7 @@ def attach(ddp, meeting, stage, options: Options, servers: ServerOptions, *, sca
 
 
 class Layouts:
-    """Of DDP's buckets: what lies where."""
+    """The layouts of DDP's buckets."""
 
     def __init__(self, opened: Opened, settings: Settings):
         self._index, self._worker, self._settings = opened.parameters.index, opened.worker, settings
@@ -91,7 +91,7 @@ class Layouts:
 
 
 class GroupSums:
-    """Plain DDP: sums of the user's own group, in which no worker takes part, but that it counts them and hears of a failure."""
+    """Sums by the user's own group, as under plain DDP. The worker only counts them and receives their failures."""
 
     def __init__(self, group, world: int, worker: Worker, stage):
         self.group, self._world, self._worker, self._stage = group, world, worker, stage
@@ -163,7 +163,7 @@ class GroupSums:
 
 
 class Hook:
-    """Of a wrapper: takes its buckets, each the worker's, or a sum of the user's group."""
+    """The hook of a wrapper: passes each bucket to the worker or to the user's group."""
 
     def __init__(self, ddp, opened: Opened, settings: Settings, steps: Steps):
         self._opened, self._worker, self._settings, self._steps = opened, opened.worker, settings, steps
@@ -199,7 +199,7 @@ class Hook:
         """A future of the bucket's mean and what is to be done with its value."""
         worker, buffer, warmup = self._worker, bucket.buffer(), self._opened.warmup
         layout = self.layouts.of(bucket, buffer)
-        # Behind a long one none: DDP is to copy that one while the others are on their way.
+        # Not after a long one: DDP copies that one while the others are in flight.
         small = buffer.numel() * buffer.element_size() <= AT_END
         at_end = self.at_end if (small or bucket.is_last()) and self._asks_behind_us else None
         self._asks_behind_us = self._asks_behind_us and small
@@ -246,7 +246,7 @@ class Hook:
             self._resumed.left = None if self._settings.engine_sums else Resumed.ITERATIONS
 
     def exchanges(self) -> list[tuple[int, ...]]:
-        """Of a step that goes on from here: the parameters of each."""
+        """The parameters of each exchange of a step that continues here."""
         resumed = self._resumed
         layouts = self.layouts.last_seen if resumed is None else resumed.layouts
         exchanges = [layout.parameters for layout in layouts]

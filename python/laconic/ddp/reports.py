@@ -10,6 +10,6 @@ FIRST, MOST = 64, 512
 
 
 def due(steps: int) -> bool:
-    """So many steps after the last change of a setting? After 64, 128, 256 and 512 of them, then after every 512: a function of
-    the step alone, the same on all ranks and in a resumed run."""
+    """True for the steps that report: 64, 128, 256 and 512 steps after the last change of a setting, then every 512: a function of
+    the step only, the same on all ranks and in a resumed run."""
     return steps >= FIRST and (steps % MOST == 0 or (steps < MOST and steps & (steps - 1) == 0))

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What resuming asks of the bucket layout."""
+"""The bucket layout after a resume."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..exchange.worker import Worker
 class Resumed:
     """After a resume: sums are cut along the saved layout until DDP's own layout is the saved one again.
 
-    An engine's float sums depend on an element's place in the buffer, and DDP starts every run with another layout than
-    the one it settles on. Buckets are collected into host buffers of the saved layout, exchanged there, and copied back. Where
-    the strategy adds in an order of its own, only steps that go out uncompressed need this (a flush that goes on, a
-    fallback), so it ends after some iterations even if DDP never comes back to the saved layout. Saved buckets go out in
-    their own order, whatever DDP's is: reports travel with the first of a step, which moves what is behind them.
+    An engine's float sums depend on an element's position in the buffer, and DDP starts every run with another layout than the one
+    it settles on. Buckets are collected into host buffers of the saved layout, exchanged there, and copied back. If the strategy
+    has its own order of additions, only uncompressed steps need this (a flush that continues, a fallback), so it ends after some
+    iterations even if DDP never returns to the saved layout. Saved buckets are exchanged in their own order, whatever DDP's is:
+    reports travel with the first bucket of a step, which shifts what follows.
     """
 
     #: DDP has its final layout from the second iteration on, with a static graph from the third

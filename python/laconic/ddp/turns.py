@@ -28,8 +28,8 @@ class Turns:
         self._step: frozenset[int] | None = None
 
     def begin_step(self) -> None:
-        """The step has the turn from here on. Its thread is this one; behind a thread of autograd's that serves a device, the main
-        thread waits inside of backward(), too."""
+        """The step has the turn from here on. Its thread is this one; while a thread of autograd serves a device, the main thread
+        waits inside backward(), too."""
         threads = frozenset({threading.get_ident(), *_behind_autograd()})
         with self._changed:
             self._asking.append(threads)
@@ -53,8 +53,8 @@ class Turns:
 
     @contextlib.contextmanager
     def call(self, name: str, seconds: float, over):
-        """For a call of this thread's, when the step under way has ended. timed_out if it has not in so many seconds; over(): nobody needs
-        a turn any more."""
+        """A call of this thread, after the current step has ended. Raises timed_out after this number of seconds; over(): no thread
+        needs a turn any more."""
         thread, deadline = frozenset({threading.get_ident()}), time.monotonic() + seconds
         with self._changed:
             if any(thread & others for others in self._asking):
@@ -78,5 +78,5 @@ class Turns:
 
 
 def _behind_autograd() -> list[int]:
-    own = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  nobody has started it from Python
+    own = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  not started from Python
     return [threading.main_thread().ident] if own else []

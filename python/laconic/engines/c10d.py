@@ -78,7 +78,7 @@ class _Direct:
 # A collective that has ended is still held by the backend's own thread for a moment. If that thread is the last to let go of a
 # tensor that Python made, or of a callback, it wants the interpreter; while that goes away, the process ends with SIGABRT. So the
 # end of the process waits until the threads have let go; of what is still under way then, they are not the last.
-_given: set[weakref.ref] = set()  # each thing that was lent once, as long as somebody holds it
+_given: set[weakref.ref] = set()  # each object lent once, as long as it is referenced
 
 
 def lend(thing) -> None:
@@ -113,8 +113,8 @@ def _foreign_threads() -> int:
 _GLANCE = datetime.timedelta(seconds=GLANCE)
 _BLINK = 0.0005  # seconds: what a wait takes that need not wait
 _SETTLED = 0.3  # seconds that collectives have to end after their connections
-# Bytes of direct messages that a connection takes at once. Gloo ends no wait for a message of which a part has arrived when
-# its sender dies: more than that is waited for by a thread that can be left behind.
+# Bytes of direct messages that a connection accepts at once. If a sender dies, Gloo does not end the wait for a partly received
+# message: longer ones are waited for by a thread that can be abandoned.
 _ATOMIC = 1 << 16
 
 
@@ -146,7 +146,7 @@ class Batch:
         self.direct_bytes = 0  #: of a batch of steps
         self.since = time.monotonic()
         self.arrives = 0.0  #: on an emulated link: when the last byte is there
-        #: time.perf_counter() when it was complete, as far as is known: a batch that nobody has waited for may have been before
+        #: time.perf_counter() of completion, as far as known: a batch that was not waited for may have completed earlier
         self.completed = 0.0
 
 
@@ -308,7 +308,7 @@ class Engine:
         self.limiter.wait(batch.arrives)
 
     def settle(self, batch: Batch) -> None:
-        """As wait, whatever becomes of it: behind a failure, before the exchange's memory is used again."""
+        """As wait, ignoring failures: after a failure, before the exchange's memory is reused."""
         with contextlib.suppress(Exception):
             self.wait(batch)
 
@@ -355,7 +355,7 @@ class Engine:
             raise RuntimeError("the group has failed")
 
     def fail(self, batch: Batch | None, error: BaseException) -> None:
-        """Something beside the group has failed, as a collective of it might: raises what all ranks report."""
+        """Something outside the group failed: raises what all ranks report, as for a failed collective."""
         self._failed(batch or Batch(), error)
 
     def _failed(self, batch: Batch, error: BaseException) -> None:
@@ -418,7 +418,7 @@ class Engine:
             return 0
         send = view(step.send, step.send_bytes, _lib.U8)
         flat = _flat(step.recv, sizes, step.recv_offsets)
-        if any(size != sizes[0] for size in sizes):  # ragged: the same bytes to everybody
+        if any(size != sizes[0] for size in sizes):  # ragged: the same bytes to every rank
             self._exchange(send.repeat(self.world), [step.send_bytes] * self.world, step, sizes, works)
         elif self._flat_gather and flat is not None:
             works.append(self._collective(_all_gather_flat, flat, send))

@@ -37,7 +37,7 @@ class Limiter:
         self.free = 0.0  # when the link has sent what it was given
 
     def send(self, count: int) -> float:
-        """`count` bytes go out behind those that are still on their way. Gives the time at which the last one is there."""
+        """Sends `count` bytes after those in flight. Returns the time at which the last one arrives."""
         if self.path:
             self._reread()
         now = time.monotonic()

@@ -1,10 +1,10 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""How a Gloo group ends: every rank hears within a second which rank is gone, and no memory is used any more.
+"""How a Gloo group ends: every rank learns within a second which rank is gone, and no memory is used any more.
 
-In a ring, Gloo tells only the dead rank's neighbours, and these only while no part of a message of it has arrived. So ranks
-that wait try their connections from time to time, the first that hears of a failure writes it into the group's store, and
-ranks that wait look there. Then each closes its connections, which ends what others wait for. The store may not answer,
-because its host has stopped: it is asked by threads that nobody waits for.
+In a ring, Gloo notifies only the dead rank's neighbours, and only if no part of a message from it has arrived. So waiting ranks
+test their connections from time to time, the first one that detects a failure writes it into the group's store, and waiting ranks
+read it there. Then each closes its connections, which ends the waits of others. The store may not answer if its host has stopped:
+threads that can be abandoned read it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _within(seconds: float, what):
 
 
 class Faults:
-    """Of one group. `known`: the failure that has ended it. One thread, that of the collectives."""
+    """The failure of one group. `known`: the failure that ended it. Single-threaded: the thread of the collectives."""
 
     def __init__(self, of):
         self.group, self.rank, self.world = of, dist.get_rank(of), dist.get_world_size(of)
@@ -97,8 +97,8 @@ class Faults:
             answer.append((False, True))
 
     def heard(self, error: BaseException, age: float, peer: int | None = None) -> LaconicError:
-        """The failure that all ranks report, the first that one of them has heard of. `age`: seconds since what failed has
-        begun; `peer`: the rank that it waited for."""
+        """The failure that all ranks report, the first one that any of them detected. `age`: seconds since the failed operation
+        began; `peer`: the rank that it waited for."""
         if self.known is None:
             self.known = errors.error("engine_failed", self._agreed(error, age, peer), _HINT)
             self._tear_down()
@@ -111,7 +111,7 @@ class Faults:
             self._store = None
         if said is not None:
             return said
-        if isinstance(error, LaconicError):  # beside the group: it says what it is
+        if isinstance(error, LaconicError):  # outside the group: it has its own message
             own = error.message
         elif age > 0.8 * self.timeout:  # Gloo's own time-outs close connections, too
             own = (f"rank {peer} did not answer" if peer is not None else "a collective did not complete") + f" within {self.timeout:g} s"

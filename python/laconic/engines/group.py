@@ -39,13 +39,13 @@ def group_timeout(group):
 
 
 def seconds(group) -> float:
-    """What a call of users waits for others, at most."""
+    """Timeout of users' calls that wait for other ranks."""
     timeout = group_timeout(group)
     return 60.0 if timeout is None else timeout.total_seconds()
 
 
 def set_timeout(group, timeout: datetime.timedelta) -> None:
-    """What begins on the group's CPU backend from now on has so long, where torch can change it."""
+    """Sets the timeout of later operations on the group's CPU backend, if torch can change it."""
     with contextlib.suppress(AttributeError, RuntimeError):  # backends that have none
         group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)  # noqa: SLF001
 
@@ -59,13 +59,13 @@ def _store(group):
 
 
 class Meeting:
-    """Every rank's word on one call of attach, told through the group's store.
+    """Every rank's word in one call of attach, exchanged through the group's store.
 
-    No collective is involved, so ranks that are about to go different ways still hear of each other, and none of them
-    waits in a collective that the others never enter.
+    No collective is involved, so ranks about to act differently learn of each other, and none of them waits in a collective that
+    others never enter.
 
-    Attributes: `words` of all ranks in rank order; `number` of the meeting, the same on all ranks (None without a store);
-    `free`: numbers of the siblings that every rank has released in good order; `shared`: that wrappers of every rank use.
+    Attributes: `words` of all ranks in rank order; `number` of the meeting, the same on all ranks (None without a store); `free`:
+    numbers of the siblings that every rank has released without a failure; `shared`: those that wrappers of every rank use.
     """
 
     def __init__(self, group, word: str, shared: list[int] = ()):
@@ -102,12 +102,12 @@ def _let_others_read(store, key: str, world: int) -> None:
             time.sleep(0.01)
             read = store.add(key, 0)
     except RuntimeError:
-        pass  # the host has heard everybody, or has ended
+        pass  # the host has received every rank's word, or has ended
 
 
 def _wait(store, keys, rank: int, patience: float) -> None:
-    """RuntimeError if a key is not there in time. A rank that loads data for minutes is no fault, but after one of them a line
-    names those that are awaited, told by the first rank that is here."""
+    """RuntimeError if a key is missing at the timeout. A rank may load data for minutes, but after one minute the lowest rank that
+    is here logs the missing ranks."""
     begin = time.monotonic()
     try:
         return store.wait(keys, datetime.timedelta(seconds=min(NAMED_AFTER, patience)))

@@ -53,7 +53,7 @@ class Table(ctypes.Structure):
 
 
 def _folders() -> list[Path]:
-    """Where plug-ins lie: beside the library."""
+    """Folders of plug-ins: next to the library."""
     path = Path(_lib.lib.path).absolute()
     return list(dict.fromkeys([path.parent, path.resolve().parent]))
 
@@ -236,7 +236,7 @@ class PluginEngine:
         self._check(code)
 
     def settle(self, batch: Batch) -> None:
-        """As wait, whatever becomes of it: behind a failure. It may return while memory is still in use."""
+        """As wait, ignoring failures; after a failure. It may return while memory is still in use."""
         if self._close.alive:
             self._table.wait(self._handle, batch.ticket, self.timeout if self.failure is None else 0.0, None, 0)
 
@@ -245,7 +245,7 @@ class PluginEngine:
         self._check_usable()
 
     def fail(self, batch: Batch | None, error: BaseException) -> None:
-        """Something beside the engine has failed: raises it. This process will not meet the others at the end."""
+        """Something outside the engine failed: raises it. This process will not synchronize with the others at its end."""
         if batch is not None:
             self.settle(batch)
         abandon()
@@ -280,7 +280,7 @@ _kept: list = []
 
 
 def keep_for_good(*memory) -> None:
-    """What an engine that has failed may still write into."""
+    """Keeps the memory into which a failed engine may still write."""
     _kept.extend(memory)
 
 
@@ -292,9 +292,9 @@ _abandoned = False
 
 
 def open_mpi(*, timeout: float) -> PluginEngine:
-    """An engine of all processes of the job. MPI begins once in a process, and ends with the engine that has begun it: that one
-    is kept until the process ends, so that sessions may come and go. They take it in turn, as those of a C++ program do, which
-    has one engine; a session beside another has one of its own."""
+    """An engine over all processes of the job. MPI is initialised once per process and finalised by the engine that initialised it:
+    that one is kept until the process ends, so that several sessions can follow each other. They use it in turn; a second session
+    at the same time has its own engine."""
     path = mpi_path()
     engine = _first_of_mpi.get(path)
     if engine is None:
@@ -314,7 +314,7 @@ def abandon() -> None:
 
 @atexit.register
 def _end() -> None:
-    if _abandoned or hasattr(sys, "last_value"):  # an exception that nobody has caught
+    if _abandoned or hasattr(sys, "last_value"):  # an uncaught exception
         return
     for engine in list(_engines):
         if engine not in _first_of_mpi.values():

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What laws have changed, and a record that has ended early, in a line each, and not too often."""
+"""Log lines, at limited intervals, for changes by control policies and for a record that ended early."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 from ..core import environment
 
-#: seconds between two looks: a rule that changed more than once in between tells its last change
+#: minimum seconds between two lines: a rule that changed several times in between logs its last change
 APART = 5.0
 
 
@@ -23,7 +23,7 @@ def tell_record(explained: dict) -> bool:
 
 
 class Changes:
-    """Says what `explain` knows of changes that have not been told yet."""
+    """Logs the changes in `explain` that have not been logged yet."""
 
     def __init__(self):
         self._told: dict[int, str] = {}  # by rule

@@ -53,7 +53,7 @@ class Commands:
         self._lane.put(command)
 
     def between_jobs(self, what, *arguments):
-        """What `what(*arguments)` gives in the worker's thread, after everything that is queued."""
+        """The result of `what(*arguments)` in the worker's thread, after all queued jobs."""
         if self.here:
             return what(*arguments)
         self.check_open()
@@ -83,7 +83,7 @@ class Commands:
         for callback in (*self._at_end, free):
             try:
                 callback()
-            except BaseException as error:  # noqa: BLE001  nobody waits for this thread
+            except BaseException as error:  # noqa: BLE001  no thread waits for this one
                 environment.say(f"rank {self._rank}: while closing a model: {type(error).__name__}: {error}", logging.WARNING)
         self._at_end.clear()
         self._over.set()

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a worker counts, and what its user is told of it: stats, explain, and two lines that nobody has asked for."""
+"""Counters of a worker, and their reports to the user: stats, explain and two log lines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ RATIO_OF_NOTHING = 0.99
 
 
 class Counters:
-    """Of this rank's jobs, and of the sums that the worker did not make. Seconds are sums: `queue`, from submission until the worker turns
-    to a job; `backward_wait`, from a step's last submission until its last job has ended: what backward() had to wait for."""
+    """Counters of this rank's jobs, and of sums made without the worker. Seconds are sums: `queue`, from submission until the
+    worker takes a job; `backward_wait`, from a step's last submission until its last job has ended: the time that backward()
+    waited."""
 
     def __init__(self):
         # Objects may be collected while a thread holds it, this worker's wrapper among them.

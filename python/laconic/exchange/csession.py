@@ -22,7 +22,7 @@ STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3, "serve
 MOST_STEPS = 65535
 #: why a world of one compresses nothing, as the library says it
 ALONE = "one rank has nothing to exchange: gradients stay as they are"
-#: exchanges in flight at a time, and float32 bytes of the parts that buckets are cut into
+#: exchanges in flight, and maximum float32 bytes of the parts into which buckets are cut
 WINDOW, PART = 2, 8 << 20
 
 
@@ -106,7 +106,7 @@ class CSession:
         self.broken: LaconicError | None = None  #: the engine's first failure
 
     def read_settings(self, *, changed: bool = False) -> None:
-        """What follows from them, at first and when others are in force."""
+        """Reads what depends on the settings, at first and after a change."""
         self.sets += int(changed)
         self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
         self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
@@ -127,7 +127,7 @@ class CSession:
         self._destroy.detach()
 
     def driver(self, engine, ended, span=no_span) -> Driver:
-        """Of its buffers, over an engine: see Driver."""
+        """A driver of its buffers over an engine: see Driver."""
         return Driver(self, engine, ended, span)
 
     def check(self, cards: bytes) -> None:
@@ -144,7 +144,7 @@ class CSession:
         return self._parts_left()
 
     def flush_steps_left(self) -> int:
-        """Of a flush that is under way or asked for; 0: there is none."""
+        """Steps left of a running or requested flush; 0: none."""
         return self.stats()["flush_steps_left"]
 
     def _parts_left(self) -> int:

@@ -35,8 +35,8 @@ class EndOfBackward:
         self._deliveries.append(delivery)
 
     def queue(self) -> None:
-        """In the hook of the last bucket, behind which DDP queues its own callback, the one that asks. Not in that of a static
-        graph: in its first iteration DDP calls hooks and asks in one callback, which ours would come behind."""
+        """Queued in the hook of the last bucket, so that DDP's own callback comes after. Not with a static graph: in its first
+        iteration DDP calls hooks and waits in the same callback, before ours would run."""
         if not self._deliveries:
             return
         try:

@@ -17,7 +17,7 @@ PEER_FAILED, ENGINE_FAILED = errors.CODES["peer_failed"], errors.CODES["engine_f
 
 
 class _Nothing:
-    """A span that nobody sees."""
+    """A profiler span that is not recorded."""
 
     def __enter__(self):
         return self
@@ -35,7 +35,7 @@ def no_span(_name):
 
 
 def engine_failed(error: BaseException) -> LaconicError:
-    """What came out of the engine, in the words of this package."""
+    """An exception of the engine as an error of this package."""
     if isinstance(error, LaconicError):  # a plug-in says itself what it is
         return error
     return errors.error("engine_failed", f"{type(error).__name__}: {error}",
@@ -108,7 +108,7 @@ class Table:
         return failed.code
 
     def encodes(self):
-        """What the library computes from here on, until it calls."""
+        """Starts a span of the library's computation, until its next callback."""
         self._decoding = self._span("laconic::encode")
         self._decoding.__enter__()
 
@@ -137,8 +137,8 @@ def _check_alike(code: int, failure: LaconicError | None) -> None:
 
 
 class Driver:
-    """The library's, of a session. `ended(tokens, parts, error)`: an exchange has ended, which carried buckets of these tokens, each of
-    which takes so many exchanges. One thread; `session.broken` is the engine's first failure."""
+    """The library's driver, for a session. `ended(tokens, parts, error)`: an exchange has ended that carried buckets with these
+    tokens, each of which takes this number of exchanges. Single-threaded; `session.broken` is the engine's first failure."""
 
     def __init__(self, session, engine, ended, span=no_span):
         self._session, self._ended_call = session, ended
@@ -168,10 +168,10 @@ class Driver:
                     self._session.broken = error
             tokens = this.tokens[: this.count]
             failure = next((self._failures[token] for token in tokens if token in self._failures), None)
-            if failure is not None and this.code == PEER_FAILED:  # every rank, this one too, hears the same message
+            if failure is not None and this.code == PEER_FAILED:  # every rank gets the same message
                 error = LaconicError(failure.code, failure.name, error.message, failure.hint)
             self._ended_call(tokens, this.parts[: this.count], self._heard() or error)
-        except BaseException as error:  # noqa: BLE001  raised behind the library's call
+        except BaseException as error:  # noqa: BLE001  raised after the library's call
             self._raised = self._raised or error
 
     def _heard(self) -> LaconicError | None:
@@ -198,8 +198,8 @@ class Driver:
 
     def submit(self, layout, address: int, dtype: int, *, step: int, index: int = 0, token: int = 0, failure: LaconicError | None = None,
                apart: bool = False, whole: bool = False) -> int:
-        """The gradients at `address`, in place of which their means will be, or why they did not come. Gives a code, of which `ended`
-        tells, too."""
+        """Submits the gradients at `address`, which their means replace, or the reason why there are none. Returns a code, which
+        `ended` reports as well."""
         self.table.encodes()
         self._may_wait = not apart
         if failure is not None:
@@ -223,7 +223,7 @@ class Driver:
         return code
 
     def set_replicas(self, replicas, begins: bool) -> None:
-        """Of a session with owner_turns: (address, dtype) of every parameter on the host. `begins`: masters take their values."""
+        """For a session with owner_turns: (address, dtype) of every parameter in host memory. `begins`: masters take their values."""
         listed = (_lib.Replica * max(len(replicas), 1))(*(_lib.Replica(values=address, dtype=dtype) for address, dtype in replicas))
         self._check(self._call(_lib.lib.laconic_driver_set_replicas, listed, len(replicas), int(begins)))
 

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a worker's thread has begun and not ended: jobs in the library's driver, and how they fail."""
+"""Jobs in flight on a worker's thread, in the library's driver, and their failures."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .names import shorten
 from .staging import copy_failed
 
 
-# torch's profiler looks at the thread that started it, or at all (profile_all_threads): a range from submission to the mean
-# for the one, ranges of the worker's parts for the other. The latter cost less than a microsecond where nobody looks.
+# torch's profiler records the thread that started it, or all threads (profile_all_threads): for the first there is a range from
+# submission to the mean, for the second ranges of the worker's phases. They cost less than a microsecond without a profiler.
 _profiler_looks = torch.autograd._profiler_enabled  # noqa: SLF001
 _span = torch._C._profiler._RecordFunctionFast  # noqa: SLF001
 
@@ -56,7 +56,7 @@ class Job:
         self.stage.deliver(self.ticket, self.future, self.error)
 
     def fail(self, error: LaconicError) -> None:
-        """What waits for it gets the error, also behind another failure."""
+        """Sets the error on everything that waits, also after another failure."""
         self.error = self.error or error
         if self.ended is not None:
             self.ended.set()
@@ -65,11 +65,11 @@ class Job:
 
 
 class Exchanges:
-    """Exchanges jobs in the order in which they are served, several in flight, by the library's driver, and sets their futures.
+    """Exchanges jobs in order, several in flight, by the library's driver, and sets their futures.
 
-    The first failure of the engine breaks it: every job behind it fails at once with that failure's message and touches no network,
-    where a late message could meet an old receive of another rank. Gradients of such jobs go into the residuals. All but `failed` and
-    `break_off` belongs to the worker's thread.
+    The first failure of the engine breaks it: every later job fails at once with that failure's message and does not use the
+    network, where a late message could meet an old receive of another rank. Gradients of such jobs go into the residuals. All but
+    `failed` and `break_off` is called on the worker's thread only.
     """
 
     def __init__(self, session, engine, stage, residuals, counters, lane):
@@ -98,7 +98,7 @@ class Exchanges:
                            failure=failure, apart=not coalesce, whole=whole)
 
     def _fetch(self, job: Job) -> tuple[int, LaconicError | None]:
-        """The address of a job's gradients, in the unit of the residuals; or why they did not come, which all ranks hear."""
+        """The address of a job's gradients, in the unit of the residuals, or the error that all ranks report."""
         try:
             address, scale = self._stage.ready(job.ticket), float(job.scale)
         except RuntimeError as error:
@@ -131,14 +131,15 @@ class Exchanges:
 
     def _error_of(self, jobs: list[Job], error: LaconicError) -> LaconicError:
         first = jobs[0]
-        if first.error is not None and len(jobs) == 1:  # the first failure of its parts is the one that is told
+        if first.error is not None and len(jobs) == 1:  # the first failure of its parts is reported
             return first.error
         others = len({id(job) for job in jobs}) - 1
         parameters = [p for job in jobs for p in job.layout.parameters]
         return self.failed(error, parameters, first.step, f"bucket {first.index}" + (f" and {others} more" if others else ""))
 
     def failed(self, error: LaconicError, parameters, step: int, what: str) -> LaconicError:
-        """`what` of these parameters has failed. Gives what is told of it: if nothing goes out any more, the failure that broke it."""
+        """Reports that `what` of these parameters failed. Returns the reported error: if exchanges are no longer possible, the
+        failure that broke it."""
         of_engine = error.code == ENGINE_FAILED or error is self._session.broken
         if self.broken is not None and of_engine:  # all that follows is this one
             return self.broken
@@ -156,7 +157,7 @@ class Exchanges:
         return self.broken or self.failed(engine_failed(error), layout.parameters, step, "an uncompressed bucket")
 
     def break_off(self, error: LaconicError) -> None:
-        """Nothing goes out any more. The other ranks wait for this one: where the engine can, it tells them."""
+        """Stops all exchanges. The other ranks wait for this one: if the engine can, it reports the failure to them."""
         with self._lock:
             first, self.broken = self.broken is None, self.broken or error
         if first and hasattr(self._lane, "spoil"):
@@ -188,7 +189,7 @@ class Exchanges:
                                                                             "were rolled back")))
 
     def agreed(self, what, *arguments):
-        """What `what(*arguments)` gives, a round between two jobs that every rank takes part in."""
+        """The result of `what(*arguments)`, a round between two jobs in which every rank takes part."""
         if self.broken is not None:
             raise self.broken
         try:

@@ -64,7 +64,7 @@ class _Writer:
 
 
 def load(path: Path) -> dict:
-    """What `save` wrote. LaconicError (state_corrupt) where the file is damaged, OSError where it cannot be read."""
+    """Loads what `save` wrote. Raises LaconicError (state_corrupt) if the file is damaged, OSError if it cannot be read."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:

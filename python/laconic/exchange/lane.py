@@ -18,7 +18,7 @@ _STOP = object()
 
 
 class Lane:
-    """Runs tasks one after the other while somebody uses it. Knows nobody: who is dropped goes away, and leaves."""
+    """Runs tasks in order while it has users, and ends with the last one."""
 
     def __init__(self):
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
@@ -34,14 +34,14 @@ class Lane:
                 self.thread = threads.start(self._work, name="laconic", stop=self._stop)
 
     def leave(self) -> None:
-        """The last one ends the thread behind what was put. Does not wait."""
+        """The last user ends the thread, after all queued tasks. Does not wait."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
                 self._tasks.put(None)
 
     def rest(self, thread: threading.Thread) -> None:
-        """Returns when its thread has ended; at once if somebody uses it."""
+        """Returns when its thread has ended; at once if it has users."""
         while self._users == 0 and thread.is_alive():
             thread.join(GLANCE)
 
@@ -66,7 +66,7 @@ class Lane:
             del task  # it holds a worker
 
     def wait_for(self, what, over=lambda: False):
-        """What `what()` gives in the thread, after everything that was put. None where `over()`, or the thread has ended meanwhile."""
+        """The result of `what()` in the thread, after all queued tasks. None if `over()`, or if the thread ended meanwhile."""
         box: concurrent.futures.Future = concurrent.futures.Future()
         thread = self.thread
 
@@ -84,8 +84,8 @@ class Lane:
 
 
 class SharedLane(Lane):
-    """Of all wrappers of a group and a backend: one sibling, one engine, one thread. Without a failure, the sibling serves the next
-    one to attach when the last has left."""
+    """Shared by all wrappers of a group and a backend: one sibling, one engine, one thread. Without a failure, the next attach
+    reuses the sibling after the last user has left."""
 
     def __init__(self, sibling: Sibling):
         super().__init__()
@@ -94,7 +94,7 @@ class SharedLane(Lane):
 
     @classmethod
     def of(cls, group, meeting: Meeting, backend: str | None) -> SharedLane:
-        """Collective over the group where nobody has one yet. Its caller has joined it."""
+        """Collective over the group if there is none yet. Its caller has joined it."""
         shared = _shared.setdefault(group, {})
         fit = [number for number in meeting.shared if number in shared and shared[number].sibling.backend == Sibling.backend_of(group, backend)]
         lane = shared[min(fit)] if fit else cls(Sibling(group, meeting, backend=backend))
@@ -111,7 +111,7 @@ class SharedLane(Lane):
                 self.sibling.release()
 
     def spoil(self) -> None:
-        """It has failed: stale messages may be on their way, and nobody else is to use it."""
+        """It failed: stale messages may arrive, so it must not be reused."""
         self._sound = False
         self._forget()
 

@@ -28,12 +28,12 @@ def undecorated(names: list[str]) -> list[str]:
 
 
 def of_rules(rules: list[dict]) -> list[dict]:
-    """What rules match has none of these words."""
+    """Names as rules match them, without these prefixes."""
     return [{**rule, "match": bare(rule["match"])} if "match" in rule else rule for rule in rules]
 
 
 def _listed(state: dict) -> list[str]:
-    """Of the parameters that a state names; none if it is damaged, or of a run before its first step."""
+    """The parameters that a state names; none if it is damaged, or from a run before its first step."""
     layout = state["layout"]
     if not isinstance(layout, list) or not all(isinstance(bucket, list) for bucket in layout):
         return []

@@ -11,7 +11,7 @@ DIVIDING = {"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "
 
 
 class Units:
-    """What a step's gradients are multiplied by, and the learning rate of every parameter that a followed optimizer has."""
+    """The scale of a step's gradients, and the learning rate of every parameter with a followed optimizer."""
 
     def __init__(self, parameters, scaler, stage):
         """parameters: (name, tensor) of what is exchanged."""
@@ -35,7 +35,7 @@ class Units:
         self._followed.append((optimizer, listed))
 
     def second_leg(self, explained: dict) -> str | None:
-        """Where an optimizer that is followed divides by the size of what arrives, what the owners' encoding of the mean costs."""
+        """The cost of encoding means a second time, if a followed optimizer normalizes gradients."""
         dividing = [kind for optimizer, _ in self._followed for kind in type(optimizer).__mro__ if kind.__name__ in DIVIDING]
         if not dividing or explained["strategy"] != "two_shot" or not explained["feedback"]:
             return None
@@ -80,7 +80,7 @@ def changes(before: dict[str, float], now: dict[str, float]) -> dict[str, float]
 
 
 def parameter_of(entry: str) -> str | None:
-    """Whose residual an entry of a session's state is; None where it is none: codec state, a momentum, a mean."""
+    """The parameter of a residual entry in a session's state; None for other entries: codec state, a momentum, a mean."""
     kind, _, name = entry.partition("/")
     if kind == "residual":
         return name

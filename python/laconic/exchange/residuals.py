@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a rank holds back, in the unit of its gradients: it follows loss scales and learning rates, and is what a saved state holds."""
+"""Residuals of a rank, in the unit of its gradients: they follow loss scales and learning rates, and are the saved state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALLEST_FACTOR, LARGEST_FACTOR = torch.finfo(torch.float32).tiny, torch.finfo(t
 
 
 class Residuals:
-    """Of a session. Only the worker's thread changes them."""
+    """The residuals of a session. Only the worker's thread changes them."""
 
     def __init__(self, session):
         self._session = session
@@ -31,7 +31,7 @@ class Residuals:
         self._rates_seen: dict[str, float] | None = None
 
     def follow(self, scale: float, rates: dict[str, float] | None) -> None:
-        """What gradients that come now are multiplied by, and the learning rates that they meet."""
+        """Sets the scale of the next gradients, and their learning rates."""
         if repr(scale) != self._scale_seen:  # as text NaN equals NaN
             self._scale_seen = repr(scale)
             self._rescale(scale)

@@ -11,7 +11,7 @@ from ..core._checks import U64, text, whole
 
 #: of a rule, with what one may hold
 KEYS = {"match": str, "spec": str, "control": str, "min_elements": int, "max_elements": int, "optional": bool}
-# What tomllib takes and the command's reader does not: whole numbers of more than 64 bits, and a table in a table for each dot.
+# Limits of the command's TOML reader that tomllib does not have: 64 bits for whole numbers, and the depth of nested tables.
 _TOML = range(-(2**63), 2**63)
 _MOST_DOTS = 4096
 

@@ -19,7 +19,7 @@ import torch.distributed
 from ..core import environment, errors
 from ..core.errors import LaconicError
 
-#: threads of a rank beside an accelerator, where the host has more cores than that
+#: maximum threads of a rank with an accelerator
 MOST_THREADS = 8
 
 
@@ -48,7 +48,7 @@ def stage_for(parameters):
 
 
 def usable_threads(devices: int) -> int:
-    """Threads for each rank of this host, where there are as many ranks as the launcher says, else as there are devices."""
+    """Threads per rank on this host, for the launcher's number of ranks, else for the number of devices."""
     usable = len(os.sched_getaffinity(0))
     for variable in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         said = os.environ.get(variable, "")
@@ -71,7 +71,7 @@ class Ticket:
 
     @property
     def value(self) -> torch.Tensor:
-        """What its future gets: a buffer in one piece, or a piece, so that the future knows the device."""
+        """The value of its future: a contiguous buffer, or a piece, so that the future knows the device."""
         return self.pieces[0][1]
 
 
@@ -153,7 +153,7 @@ class HostStage:
         return sum(host.numel() * host.element_size() for host in hosts if host.is_pinned())
 
     def order_after_compute(self) -> None:
-        """What is copied from here on is what the current stream has computed by then."""
+        """Copies from here on see what the current stream has computed by then."""
         self._down.wait_stream(torch.accelerator.current_stream(self.device))
 
     def scale_of(self, scaler):
@@ -176,7 +176,7 @@ class HostStage:
                 kept = Kept(self._pinned(layout.elements, ticket.value.dtype))
                 with self._lock:
                     self._buffers[layout] = kept
-            if kept.left is not None:  # behind a backward() that failed nobody may have waited for it
+            if kept.left is not None:  # after a failed backward() no thread may have waited for it
                 self._down.wait_event(kept.left)
             ticket.kept, ticket.host = kept, kept.host
             self._begin(ticket)
@@ -203,8 +203,8 @@ class HostStage:
         return ticket.host.data_ptr()
 
     def deliver(self, ticket: Ticket, future, error: BaseException | None = None) -> None:
-        """Begins to copy the means back, and sets the future behind that: its own events are ordered after the copy. With an
-        error the gradients stay as they are."""
+        """Starts to copy the means back, and sets the future after that: its own events are ordered after the copy. With an error
+        the gradients are unchanged."""
         with _on(self._up):
             if error is None:
                 error = self._copy_back(ticket)
@@ -254,7 +254,7 @@ class Later:
 
 @contextlib.contextmanager
 def _kept_for(ticket: Ticket):
-    """What fails inside, `ready` raises: in the hook DDP would not survive it."""
+    """`ready` raises failures from inside: DDP's hook must not."""
     try:
         yield
     except RuntimeError as error:
@@ -268,7 +268,7 @@ def copy_failed(error: BaseException, way: str) -> LaconicError:
 
 @contextlib.contextmanager
 def _on(stream):
-    """What begins inside is queued on this stream."""
+    """Operations inside are queued on this stream."""
     before = torch.accelerator.current_stream(stream.device)
     torch.accelerator.set_stream(stream)
     try:

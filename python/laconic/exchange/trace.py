@@ -19,7 +19,7 @@ from ..core import environment
 VARIABLE = "LACONIC_TRACE"
 LIMIT = 200_000  # events of one rank
 _PHASES = ("encode", "wire", "decode")
-_COMPUTING, _WIRE = 0, 1  # rows: what the worker does, and behind it as many of the wire as are taken at a time
+_COMPUTING, _WIRE = 0, 1  # rows: the worker's computation, then one row per exchange on the network
 
 
 class Trace:
@@ -44,13 +44,13 @@ class Trace:
             self._file.close()
 
     def phase(self, which: int, step: int, index: int, begin: float, end: float) -> None:
-        """Of an exchange, as the library numbers them; seconds of time.perf_counter()."""
+        """A phase of an exchange, as the library numbers them; times in seconds of time.perf_counter()."""
         name = _PHASES[which]
         self._event(name, begin, end, self._place(begin, end) if name == "wire" else _COMPUTING, step, index)
 
     def _place(self, begin: float, end: float) -> int:
         place = next((i for i, taken in enumerate(self._places) if taken <= begin), None)
-        if place is None:  # short exchanges are in flight beside the window's
+        if place is None:  # short exchanges are in flight in addition to the window's
             place = self._add_place()
         self._places[place] = end
         return _WIRE + place

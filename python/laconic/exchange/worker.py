@@ -26,7 +26,7 @@ from .residuals import Residuals
 from .staging import HostStage, InPlace
 
 DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code not in (_lib.U8, _lib.I32)}
-#: steps between two looks at what nobody may have asked for: the counters include a norm, a pass over all residuals
+#: steps between two checks of counters that may be unused: they include a norm, a pass over all residuals
 LOOK_EVERY = 1000
 #: steps before the first of them: what is wrong with a ratio shows soon
 FIRST_LOOK = 20
@@ -70,20 +70,20 @@ class Worker:
 
     @property
     def broken(self) -> LaconicError | None:
-        """The failure behind which nothing goes out any more."""
+        """The failure after which nothing is exchanged any more."""
         return self.exchanges.broken
 
     # ---- the thread that trains -----------------------------------------------------------------------------------------
 
     def submit(self, layout: Layout, buffer: torch.Tensor | list, *, index: int = 0, scale=1.0, rates: dict | None = None,
                at_end: EndOfBackward | None = None, coalesce: bool = False, whole: bool = False):
-        """Queues a flat buffer on the stage's device; gives a torch future of it. Never waits for the device.
+        """Queues a flat buffer on the stage's device; returns a torch future of it. Never waits for the device.
 
-        `buffer`: a tensor, or [(first element, tensor), …], pieces that fill it. `scale`: what its gradients are multiplied by
-        (AMP), or what float() gives it for. `rates`: learning rates by parameter, one dict a step: see `rates`. The value is
-        the buffer (of pieces, the first), which then holds the mean, or the LaconicError that kept it from coming: see `result`.
-        It is set by the worker's thread, or by `at_end`. `coalesce`: a short buffer may wait for others of its step, up to `drain`
-        or `next_step`, and travel with them: nobody may ask for its future before. `whole`: it is not cut.
+        `buffer`: a tensor, or [(first element, tensor), …], pieces that fill it. `scale`: the scale of its gradients (AMP), or an
+        object whose float() is the scale. `rates`: learning rates by parameter, one dict per step: see `rates`. The future's value
+        is the buffer (with pieces, the first), which then holds the mean, or the LaconicError that prevented it: see `result`. The
+        worker's thread, or `at_end`, sets it. `coalesce`: a short buffer may wait for others of its step, up to `drain` or
+        `next_step`, and share their exchange: its future must not be waited for before that. `whole`: it is not cut.
         """
         self.commands.check_open()
         ticket = self.stage.fetch(layout, buffer if isinstance(buffer, list) else [(0, buffer)])
@@ -121,10 +121,10 @@ class Worker:
         self.commands.put(functools.partial(self._run, task, *arguments))
 
     def _run(self, task, *arguments) -> None:
-        """In the worker's thread, without which nobody's future would be set any more."""
+        """Runs on the worker's thread, without which no future would be set."""
         try:
             task(*arguments)
-        except BaseException as error:  # noqa: BLE001  every rank hears it
+        except BaseException as error:  # noqa: BLE001  every rank gets it
             self.exchanges.thread_failed(error)
 
     # ---- what users ask -------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Worker:
         return self._reports.stats()
 
     def explain(self) -> dict:
-        """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload."""
+        """The plan and its reasons: spec, strategy, reason, and each parameter's codec and largest payload."""
         return self._reports.explain()
 
     def flush(self, steps: int = 10) -> int:
@@ -159,8 +159,8 @@ class Worker:
         return self.commands.between_jobs(self.exchanges.agreed, what, *arguments)
 
     def state_dict(self) -> dict:
-        """See Residuals.saved. Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals. Called
-        between two steps, or when the engine has failed: then what is in flight is undone."""
+        """See Residuals.saved. Waits for queued jobs: after a failure they still add their gradients to the residuals. Called
+        between two steps, or after the engine has failed: then exchanges in flight are rolled back."""
         return self.commands.between_jobs(self._state_dict)
 
     def _state_dict(self) -> dict:
@@ -181,8 +181,8 @@ class Worker:
     # ---- the end ----------------------------------------------------------------------------------------------------------
 
     def end(self) -> bool:
-        """Ends the worker behind what is queued and frees what it holds, but for the last counters. Does not wait: it may be
-        called while objects are collected. False if that was done before, or is another process's business."""
+        """Ends the worker after all queued jobs and frees its memory, except the last counters. Does not wait: it may be called
+        during garbage collection. False if it already ended, or belongs to another process."""
         return self.commands.end(functools.partial(self._run, self.exchanges.undo_unfinished), self._free)
 
     def _free(self) -> None:

@@ -30,7 +30,7 @@ def _base():
 
 
 def state_file(checkpoint, rank: int) -> Path:
-    """A rank's file beside a checkpoint."""
+    """A rank's file next to a checkpoint."""
     return Path(f"{checkpoint}.laconic") / f"rank-{rank}.pt"
 
 
@@ -102,12 +102,12 @@ def _remote(path) -> bool:
 
 
 def _places(path, rank: int) -> list[Path]:
-    """Beside the checkpoint, and beside what it is a link to (ModelCheckpoint(save_last="link"))."""
+    """The folders next to the checkpoint, and next to the target of a link (ModelCheckpoint(save_last="link"))."""
     return [state_file(path, rank), state_file(os.path.realpath(path), rank)]
 
 
 def _follow(strategy, callback: LaconicCallback) -> None:
-    """From now on a strategy, which is called on all ranks with every checkpoint's path, tells the callback."""
+    """From now on the strategy, which is called on all ranks with every checkpoint's path, notifies the callback."""
     save, remove = strategy.save_checkpoint, strategy.remove_checkpoint
     if isinstance(save, functools.partial) and save.func is _save_checkpoint and save.args[0] is callback:
         return

@@ -1,8 +1,8 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What laconic.run does inside a process: attaches to models as they train, and says at the end what it could not attach to.
+"""laconic.run inside a process: attaches to models as they train, and logs at the end what it could not attach to.
 
-The process that the user started is here through `start`, those that its script starts through LACONIC_RUN and _bootstrap.
-torch is not imported but listened for, and its classes are changed, not their instances: wrappers stay picklable.
+The process started by the user comes here through `start`, those that its script starts through LACONIC_RUN and _bootstrap. torch
+is not imported here; its import is observed. Its classes are changed, not their instances, so that wrappers stay picklable.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Model:
 
 
 class Process:
-    """What was seen in this process."""
+    """State of this process."""
 
     def __init__(self, starter: bool = False):
         self.starter = starter  # the user started it, and none above it is under laconic.run
@@ -234,7 +234,7 @@ def _note_scaler(scaler) -> None:
 
 
 def _scaler(group):
-    """The GradScaler in use: residuals have to follow its scale. Of several, none can be told to be this model's."""
+    """The GradScaler in use: residuals have to follow its scale. With several, none can be assigned to this model."""
     enabled = [scaler for scaler in _process.scalers if scaler.is_enabled()]
     if len(enabled) > 1:
         _warn_on_first(group, f"the script has {len(enabled)} GradScalers: residuals cannot follow a changing scale; call "

@@ -32,7 +32,7 @@ _tidied: set[tuple[int, str, str, int]] = set()
 
 
 class Name:
-    """What a file's name says, so that none has to be opened to see whether it fits."""
+    """The parts of a file's name: a state can be matched without opening the file."""
 
     def __init__(self, model: str, ordinal: int, rank: int, world: int, step: int, parameters: str):
         self.model, self.ordinal, self.rank, self.world = model, ordinal, rank, world
@@ -137,7 +137,7 @@ class Keeper:
             environment.say(f"rank {self._rank}: {what}: {type(error).__name__}: {error}", logging.WARNING)
 
     def _forget_old(self) -> None:
-        """By age, not by step: a run that began once more at step zero must not lose what it writes."""
+        """By age, not by step: a run that restarted at step zero must not lose its new states."""
         own = [path for name, path in self._files() if (name.model, name.ordinal) == (self._model, self.ordinal)]
         for path in sorted(own, key=lambda path: path.stat().st_mtime_ns)[: -self._keep]:
             path.unlink()
@@ -148,7 +148,7 @@ class Keeper:
         return [(name, path) for name, path in named if name is not None and name.rank == self._rank]
 
     def _tidy(self) -> None:
-        """What a writer that was killed has left; once, as another model of this process may be writing."""
+        """Removes files of a killed writer; once, because another model of this process may be writing."""
         key = (os.getpid(), str(self._folder), self._model, self._rank)
         if key in _tidied:
             return
@@ -200,7 +200,7 @@ class Keeper:
         for name, path in here[:_OFFERS]:
             try:
                 offers[(name.ordinal, name.step)] = self._prepare(name, path)
-            except Exception as error:  # noqa: BLE001  the other ranks are waiting to hear of it
+            except Exception as error:  # noqa: BLE001  the other ranks wait for the outcome
                 refused = refused or f"step {name.step} is refused: {getattr(error, 'message', error)}"
         return offers, refused
 

@@ -57,8 +57,8 @@ def share(engine, text: str, values: torch.Tensor) -> list[tuple[str, torch.Tens
 
 
 class Turn:
-    """What this rank learned when all pushes had ended: whether the step is skipped, the address of each owned range's mean, and the norm
-    of the whole mean gradient, if it was asked for."""
+    """The result of all pushes on this rank: whether the step is skipped, the address of each owned range's mean, and the norm of
+    the whole mean gradient, if requested."""
 
     __slots__ = ("differs", "failure", "means", "norm", "skips")
 
@@ -122,7 +122,7 @@ class Exchange:
     # ---- the thread ---------------------------------------------------------------------------------------------------------------
 
     def _do(self, what):
-        """What `what()` gives, behind all that was queued."""
+        """The result of `what()`, after all queued tasks."""
         self.check_open()
         got = self._lane.wait_for(lambda: (what(),))
         if got is None:
@@ -137,10 +137,10 @@ class Exchange:
             raise errors.error("invalid_argument", "this optimizer is closed", "create another one")
 
     def _ended(self, _tokens, _parts, _error) -> None:
-        """Of a bucket: what failed, turns and pull tell."""
+        """A bucket has ended; turns and pull report its failure."""
 
     def _break(self, error: BaseException) -> LaconicError:
-        """Nothing goes out any more. The other ranks wait for this one: where the engine can, it tells them."""
+        """Stops all exchanges. The other ranks wait for this one: if the engine can, it reports the failure to them."""
         if self.broken is None:
             known = self.session.broken
             self.broken = known or (error if isinstance(error, LaconicError) and error.name == "engine_failed" else engine_failed(error))
@@ -161,7 +161,7 @@ class Exchange:
             if self.session.broken is not None:
                 raise self._break(error) from error
             raise
-        except BaseException as error:  # noqa: BLE001  every rank hears it
+        except BaseException as error:  # noqa: BLE001  every rank gets it
             raise self._break(error) from error
 
     # ---- a step -------------------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Exchange:
         self._lane.put(functools.partial(self._push, bucket, number, step, unit, failure))
 
     def _push(self, bucket, number, step, unit, failure) -> None:
-        with contextlib.suppress(LaconicError):  # the turn tells
+        with contextlib.suppress(LaconicError):  # the turn reports it
             self._guarded(self._submit, bucket, number, step, unit, failure)
 
     def _submit(self, bucket, number, step, unit, failure) -> None:
@@ -187,7 +187,7 @@ class Exchange:
                             apart=True, whole=True)
 
     def turn(self, digest: bytes, norm: bool) -> Turn:
-        """Behind all pushes of a step. `digest`: of what has to be the same on all ranks. `pull` comes next in any case."""
+        """After all pushes of a step. `digest`: hash of what must be the same on all ranks. `pull` comes next in any case."""
         return self._do(functools.partial(self._turn, digest, norm))
 
     def _turn(self, digest: bytes, norm: bool) -> Turn:
@@ -235,7 +235,7 @@ class Exchange:
         return {(p, offset): view(address, count, _lib.F32) for p, offset, count, address in self.owned}
 
     def between_steps(self, what, *arguments):
-        """What `what(session, unit, *arguments)` gives in the thread: `unit`, that of the residuals."""
+        """The result of `what(session, unit, *arguments)` in the thread; `unit`: that of the residuals."""
         return self._do(lambda: what(self.session, self.unit, *arguments))
 
     def stats(self) -> dict:

@@ -34,7 +34,7 @@ class Inner:
         self.optimizer = cls(listed, **keywords)
 
     def _of_small(self, i: int) -> torch.Tensor:
-        """What is stepped: float32, the host's values themselves where they are that."""
+        """The stepped values: float32, the host's values themselves if they are float32."""
         values = self._trained.host[i].detach()
         return values if values.dtype == torch.float32 else values.float()
 
@@ -70,7 +70,7 @@ class Inner:
                 self._trained.host[i].copy_(self.tensors[i, WHOLE])
 
     def _step(self, gradients: dict[tuple[int, int], torch.Tensor], factor: float) -> None:
-        """Of these alone: torch's optimizers leave out what has no gradient."""
+        """Steps only these: torch's optimizers skip parameters without a gradient."""
         if not gradients:
             return
         try:

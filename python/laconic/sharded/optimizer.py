@@ -154,7 +154,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _tell_scaler(self, skipped: bool) -> None:
-        """What update() reads: whether gradients of any rank were not finite."""
+        """Sets what update() reads: whether a gradient of any rank was not finite."""
         if not self._scaler.is_enabled():
             return
         state = self._scaler._per_optimizer_states[id(self)]  # noqa: SLF001

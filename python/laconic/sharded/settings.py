@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What has to be the same on all ranks: the optimizer, its hyperparameters, the parameters' groups."""
+"""Settings that must be the same on all ranks: the optimizer, its hyperparameters, the parameters' groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def digest(said: str) -> bytes:
 
 
 def differing(told: list[dict]) -> LaconicError | None:
-    """Of all ranks' settings, what differs first, with the first rank where it is another than on rank 0."""
+    """The first difference between ranks' settings, with the first rank that differs from rank 0."""
     for key in sorted(set().union(*told)):
         values = [settings.get(key, "missing") for settings in told]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""A step of several ranks: pushes, the owners' turn, the pull. And of one rank, which has nobody to push to."""
+"""A step with several ranks: pushes, the owners' turn, the pull. And with one rank, which has nothing to exchange."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scale_of(scaler) -> float:
 
 
 def factor_of(scale: float, norm: float, clip_norm: float | None) -> float:
-    """What the mean of scaled gradients is multiplied by: torch.nn.utils.clip_grad_norm_ behind the scaler. `norm`: of the scaled mean."""
+    """The factor of the mean of scaled gradients: torch.nn.utils.clip_grad_norm_ after the scaler. `norm`: of the scaled mean."""
     factor = 1.0 / scale
     if clip_norm is not None:
         factor *= min(clip_norm / (norm * factor + 1e-6), 1.0)
@@ -31,7 +31,7 @@ def factor_of(scale: float, norm: float, clip_norm: float | None) -> float:
 
 
 class Spread:
-    """Of several ranks. `step_number`, the same on all ranks, chooses random streams, and steps that end with a full pull."""
+    """A step with several ranks. `step_number`, the same on all ranks, selects random streams, and steps with a full pull."""
 
     def __init__(self, trained: Trained, exchange: Exchange, inner: Inner, *, part: int, clip_norm, full_pull_every: int, scaler):
         self.trained, self.exchange, self.inner = trained, exchange, inner
@@ -41,7 +41,7 @@ class Spread:
         self.pushes = Pushes(trained.parameters, trained.names, self._buckets, self._push)
         self._scale: float | None = None  # of this step's gradients, once one was pushed
         self._begun = False  # masters have the values that training begins with
-        self._warned = False  # that somebody else writes to parameters
+        self._warned = False  # that parameters were changed elsewhere
         self.step_number = self.skipped = self.failures = 0
         self.norm = 0.0  # of the last mean gradient, with clip_norm
         exchange.set_replicas(begins=True)
@@ -88,7 +88,7 @@ class Spread:
                 factor = factor_of(self._scale, turn.norm, self._clip_norm)
                 self.inner.follow(groups)
                 self.inner.step_masters(turn.means, factor)
-            except Exception as error:  # noqa: BLE001  every rank hears it
+            except Exception as error:  # noqa: BLE001  every rank gets it
                 cause = error
                 failure = errors.error("internal", f"the optimizer's step failed: {type(error).__name__}: {error}", "see this rank's traceback")
         try:
@@ -191,7 +191,7 @@ class Spread:
 
 
 class Alone:
-    """Of one rank: the user's optimizer on the model's own parameters."""
+    """A step with one rank: the user's optimizer on the model's own parameters."""
 
     def __init__(self, trained: Trained, optimizer: torch.optim.Optimizer, *, clip_norm, scaler):
         self.trained, self.optimizer = trained, optimizer

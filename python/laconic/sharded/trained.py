@@ -95,7 +95,7 @@ class Trained:
         return True
 
     def changed_elsewhere(self) -> list[str]:
-        """Names of parameters that somebody else has written to since `written`."""
+        """Names of parameters that were changed elsewhere since `written`."""
         return [name for name, p, version in zip(self.names, self.parameters, self._versions) if p._version != version]  # noqa: SLF001
 
     def written(self, which=None) -> None:

@@ -25,7 +25,7 @@ def _listen_for_torch():
 
 
 def _hand_on():
-    """Whatever the next one raises is Python's to report, as ever."""
+    """Python reports whatever the next one raises."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401
