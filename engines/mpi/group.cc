@@ -55,7 +55,7 @@ bool Group::duplicate(MPI_Comm from) {
   MPI_Request request = MPI_REQUEST_NULL;
   joined_ = true;
   if (!status_.good(MPI_Comm_idup(from, &comm_, &request), "MPI_Comm_idup")) return false;
-  return complete(request, "MPI_Comm_idup", end_of_patience()) || not_every_rank_came();
+  return complete(request, "MPI_Comm_idup", deadline_from_now()) || not_every_rank_came();
 }
 
 /// Every rank's host, as a hash.
@@ -76,7 +76,7 @@ bool Group::find_hosts() {
                                    comm_, &request),
                     "MPI_Iallgather"))
     return false;
-  if (complete(request, "MPI_Iallgather", end_of_patience())) return true;
+  if (complete(request, "MPI_Iallgather", deadline_from_now())) return true;
   memory_in_use_ = true;
   return not_every_rank_came();
 }
@@ -120,7 +120,7 @@ void Group::leave() {
 
 /// All ranks have come to their ends.
 void Group::meet() {
-  const Deadline deadline = end_of_patience();
+  const Deadline deadline = deadline_from_now();
   const bool may_hang = kFinalizeMayHang && world_ > 1;
   if (may_hang) talk_to_all(deadline);
   MPI_Request request = MPI_REQUEST_NULL;

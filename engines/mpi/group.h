@@ -53,7 +53,7 @@ class Group {
   bool duplicate(MPI_Comm from);
   bool find_hosts();
   bool not_every_rank_came();
-  [[nodiscard]] Deadline end_of_patience() const {
+  [[nodiscard]] Deadline deadline_from_now() const {
     return std::chrono::steady_clock::now() + options_.timeout;
   }
   bool complete(MPI_Request& request, const char* doing, Deadline deadline);

@@ -35,7 +35,7 @@ from .engines import _nccl
 #: characters of what a process that failed has written, for --json
 _MOST_SAID = 4000
 #: seconds until processes that do not start, and an exchange that does not come about, are given up
-PATIENCE = 60.0
+TIMEOUT = 60.0
 SPEC = "3lc"
 _STEPS = 3
 _SIOCGIFADDR = 0x8915  # netdevice(7)
@@ -139,7 +139,7 @@ def _clean_environment(folder: Path, interface: str | None) -> dict[str, str]:
     return kept
 
 
-def exchange(patience: float, interface: str | None = None) -> dict:
+def exchange(timeout: float, interface: str | None = None) -> dict:
     """{"ratio", "equal", "address"} of rank 0, or {"error"}. Leaves no process and no file, also when it is interrupted."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="laconic-doctor-"))
@@ -150,12 +150,12 @@ def exchange(patience: float, interface: str | None = None) -> dict:
         for rank in range(2):
             with open(folder / f"{rank}.out", "wb") as out, open(folder / f"{rank}.err", "wb") as err:
                 command = [sys.executable, "-m", "laconic.doctor", "--rank", str(rank), "--folder", str(folder),
-                           "--patience", str(patience)]
+                           "--timeout", str(timeout)]
                 ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err,
                                               env=_clean_environment(folder, interface)))
-        if _wait(ranks, patience, lambda: len(list(folder.glob("*.ready"))) == 2):  # importing torch may take its time
-            _wait(ranks, patience, lambda: False)
-        return _answer(folder, [process.poll() for process in ranks], patience)
+        if _wait(ranks, timeout, lambda: len(list(folder.glob("*.ready"))) == 2):  # importing torch may take its time
+            _wait(ranks, timeout, lambda: False)
+        return _answer(folder, [process.poll() for process in ranks], timeout)
     except (OSError, ValueError) as error:  # no disk, not enough memory for a process, an answer that is cut off
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
@@ -177,7 +177,7 @@ def _wait(ranks: list[subprocess.Popen], seconds: float, reached) -> bool:
     return reached()
 
 
-def _answer(folder: Path, statuses: list[int | None], patience: float) -> dict:
+def _answer(folder: Path, statuses: list[int | None], timeout: float) -> dict:
     if statuses == [0, 0]:
         return json.loads((folder / "0.out").read_text(encoding="utf-8"))
     for rank, status in enumerate(statuses):
@@ -185,7 +185,7 @@ def _answer(folder: Path, statuses: list[int | None], patience: float) -> dict:
             said = (folder / f"{rank}.err").read_text(encoding="utf-8", errors="replace")
             how = f"was killed by signal {-status}" if status < 0 else "failed"
             return {"error": f"process {rank} {how}: {_reason(said)}", "said": said[-_MOST_SAID:]}
-    return {"error": f"no answer for {patience:.0f} s"}
+    return {"error": f"no answer for {timeout:.0f} s"}
 
 
 def _reason(said: str) -> str:
@@ -196,7 +196,7 @@ def _reason(said: str) -> str:
     return (specific or named or lines or ["it printed nothing"])[-1]
 
 
-def _rank(rank: int, folder: Path, patience: float) -> None:
+def _rank(rank: int, folder: Path, timeout: float) -> None:
     """One of the two processes. Ends when its parent does, which holds its stdin open."""
     faulthandler.enable()  # a library that aborts says where
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
@@ -211,7 +211,7 @@ def _rank(rank: int, folder: Path, patience: float) -> None:
     torch.set_num_threads(1)
     (folder / f"{rank}.ready").touch()
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2,
-                            timeout=datetime.timedelta(seconds=patience))
+                            timeout=datetime.timedelta(seconds=timeout))
     address = _listening()
     torch.manual_seed(0)
     ddp = DistributedDataParallel(torch.nn.Linear(512, 128))
@@ -295,7 +295,7 @@ def _mend() -> str:
     """After an exchange that failed: another interface, if it works with that one."""
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return "unset GLOO_SOCKET_IFNAME"
-    return "export GLOO_SOCKET_IFNAME=lo  # on one machine" if "error" not in exchange(PATIENCE / 2, "lo") else ""
+    return "export GLOO_SOCKET_IFNAME=lo  # on one machine" if "error" not in exchange(TIMEOUT / 2, "lo") else ""
 
 
 def examine() -> tuple[list[Check], dict]:
@@ -305,7 +305,7 @@ def examine() -> tuple[list[Check], dict]:
     checks = [_library(), python, torch, gloo, _nccl_here(), _numpy(), _variables()]
     if not (torch.ok and gloo.ok):
         return [*checks, Check("exchange", False, "not tried")], {}
-    found = exchange(PATIENCE)
+    found = exchange(TIMEOUT)
     return [*checks, _interface(found), _exchanged(found)], found
 
 
@@ -314,10 +314,10 @@ def main(arguments=None) -> int:
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--patience", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--timeout", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.rank is not None:
-        _rank(options.rank, options.folder, options.patience)
+        _rank(options.rank, options.folder, options.timeout)
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # cleans up on its way, as after Ctrl-C
     try:

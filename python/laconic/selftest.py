@@ -33,7 +33,7 @@ from .exchange.worker import DTYPES, Worker
 
 RANKS = (2, 4, 8)
 STEPS = 20
-PATIENCE = 600.0  # seconds for two processes and all codecs
+TIMEOUT = 600.0  # seconds for two processes and all codecs
 _SHAPES = [(120, 500), (500,), (64, 3, 64), (10,)]
 _REPEATS = 7
 
@@ -191,7 +191,7 @@ def _in_two_processes(device: str, size: int) -> list[dict | None]:
         processes = [context.Process(target=_two_ranks, args=(rank, folder, device, size), daemon=True) for rank in range(2)]
         for process in processes:
             process.start()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         for process in processes:
             process.join(max(deadline - time.monotonic(), 0.1))
             if process.is_alive():

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 
-PATIENCE = 5.0  #: seconds, at the interpreter's end, for all of them
+TIMEOUT = 5.0  #: seconds, at the interpreter's end, for all of them
 
 _running: dict[threading.Thread, object] = {}
 
@@ -60,6 +60,6 @@ def _end() -> None:
     for _, stop in threads:
         if stop is not None:
             stop()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     for thread, _ in threads:
         thread.join(max(deadline - time.monotonic(), 0))

@@ -48,9 +48,9 @@ class Faults:
     def __init__(self, of):
         self.group, self.rank, self.world = of, dist.get_rank(of), dist.get_world_size(of)
         self.known: LaconicError | None = None
-        patience = group.group_timeout(of)
+        timeout = group.group_timeout(of)
         #: seconds after which Gloo gives up by itself
-        self.timeout = patience.total_seconds() if patience is not None else float("inf")
+        self.timeout = timeout.total_seconds() if timeout is not None else float("inf")
         self._store = group._store(of)  # noqa: SLF001
         self.since = 0.0  #: when it ended
         self._tried, self._next_try, self._tries = self.rank, 0.0, 0

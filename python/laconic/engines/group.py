@@ -20,7 +20,7 @@ from ..core.errors import LaconicError
 
 _checks.supported_torch(torch.__version__)  # here, because all that trains imports this module
 
-_PATIENCE = datetime.timedelta(minutes=30)  # torch's default, where a group does not tell its timeout
+_TIMEOUT = datetime.timedelta(minutes=30)  # torch's default, if a group does not report its timeout
 #: seconds after which a line names the ranks that are awaited
 NAMED_AFTER = 60.0
 
@@ -81,12 +81,12 @@ class Meeting:
         self.number = store.add(f"laconic/meetings/{rank}", 1)
         keys = [f"laconic/{self.number}/{r}" for r in range(world)]
         store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ())), "shared": list(shared)}))
-        patience = group_timeout(group) or _PATIENCE
+        timeout = group_timeout(group) or _TIMEOUT
         try:
-            _wait(store, keys, rank, patience.total_seconds())
+            _wait(store, keys, rank, timeout.total_seconds())
             said = [json.loads(store.get(key)) for key in keys]
         except RuntimeError as error:
-            raise _nobody_came(store, keys, rank, patience, error) from None
+            raise _nobody_came(store, keys, rank, timeout, error) from None
         self.words = [entry["word"] for entry in said]
         self.free, self.shared = (set.intersection(*(set(entry[which]) for entry in said)) for which in ("free", "shared"))
         if len(set(self.words)) > 1:
@@ -105,15 +105,15 @@ def _let_others_read(store, key: str, world: int) -> None:
         pass  # the host has received every rank's word, or has ended
 
 
-def _wait(store, keys, rank: int, patience: float) -> None:
+def _wait(store, keys, rank: int, timeout: float) -> None:
     """RuntimeError if a key is missing at the timeout. A rank may load data for minutes, but after one minute the lowest rank that
     is here logs the missing ranks."""
     begin = time.monotonic()
     try:
-        return store.wait(keys, datetime.timedelta(seconds=min(NAMED_AFTER, patience)))
+        return store.wait(keys, datetime.timedelta(seconds=min(NAMED_AFTER, timeout)))
     except RuntimeError:
         absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
-        left = patience - (time.monotonic() - begin)
+        left = timeout - (time.monotonic() - begin)
         if not absent or rank in absent or left <= 0:
             raise
     if rank == min(set(range(len(keys))).difference(absent)):
@@ -122,11 +122,11 @@ def _wait(store, keys, rank: int, patience: float) -> None:
     store.wait(keys, datetime.timedelta(seconds=left))
 
 
-def _nobody_came(store, keys, rank, patience, error) -> LaconicError:
+def _nobody_came(store, keys, rank, timeout, error) -> LaconicError:
     absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
     if not absent or rank in absent:  # this rank's own word is there, unless the store is gone
         return errors.error("engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
-    return errors.error("timed_out", f"rank {listed(absent)} did not attach within {patience.total_seconds():g} s: is it running "
+    return errors.error("timed_out", f"rank {listed(absent)} did not attach within {timeout.total_seconds():g} s: is it running "
                         "without laconic?", "call laconic.attach on every rank of the group, or start every rank under laconic.run")
 
 

@@ -28,7 +28,7 @@ VARIABLE = "LACONIC_RUN"
 UNDER_RUN = "it runs under laconic.run"
 WITH_STATE = UNDER_RUN + " with --state"
 #: seconds that the end of the process waits for the state of a model that has gone
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 class Model:
@@ -62,7 +62,7 @@ class Model:
         if self.keeper is None:
             return
         if wrapper is None or handle is None or handle.closed:
-            self.keeper.done.wait(PATIENCE)
+            self.keeper.done.wait(TIMEOUT)
         else:
             self.keeper.save_last()
 

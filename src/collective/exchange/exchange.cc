@@ -159,7 +159,7 @@ Input Exchange::input() noexcept {
           .sequence = given_.sequence,
           .layout = layout_hash_,
           .bucket = given_.bucket.index,
-          .flush_wish = given_.flush.wish,
+          .flush_request = given_.flush.request,
           .report = given_.report ? &*given_.report : nullptr,
           .failure = given_.failure ? &*given_.failure : nullptr};
 }

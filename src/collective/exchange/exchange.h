@@ -33,8 +33,8 @@ struct Bucket {
 
 /// The part of a session's flush in one exchange.
 struct FlushTurn {
-  uint32_t wish = 0;   ///< steps of the flush that this rank asks for; 0: none
-  uint32_t parts = 0;  ///< draining: 1/parts of each residual goes out; 0: not draining
+  uint32_t request = 0;  ///< steps of the flush that this rank requests; 0: none
+  uint32_t parts = 0;    ///< draining: 1/parts of each residual goes out; 0: not draining
 };
 
 class Exchange {

@@ -28,7 +28,7 @@ Riders::Riders(const RankState& state, const Layout& layout) : Riders(state) {
 void Riders::begin(const Input& input) noexcept {
   book_.begin();
   heard_ = 0;
-  asked_ = carries_flush_ ? input.flush_wish : 0;
+  asked_ = carries_flush_ ? input.flush_request : 0;
   const bool reports = input.report != nullptr && carries_reports_;
   turn_ = reports ? slot_turn(state_->world(), input.report->turn) : SlotTurn{};
   own_ = reports && input.failure == nullptr ? &input.report->report : nullptr;

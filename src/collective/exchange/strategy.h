@@ -30,7 +30,7 @@ struct Input {
   uint32_t sequence = 0;              ///< exchanges since attach: the same on all ranks
   uint64_t layout = 0;                ///< hash of the bucket's layout and type, in every bundle
   uint32_t bucket = 0;                ///< for messages
-  uint32_t flush_wish = 0;            ///< steps of the flush that this rank asks for; 0: none
+  uint32_t flush_request = 0;         ///< steps of the flush that this rank requests; 0: none
   const OwnReport* report = nullptr;  ///< null: this exchange carries none, on any rank
   const Error* failure = nullptr;     ///< this rank has failed already: tell the others
 };

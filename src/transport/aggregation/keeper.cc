@@ -16,8 +16,8 @@ constexpr milliseconds kIdle{200};            // after a call, before the links 
 }  // namespace
 
 Result<std::unique_ptr<Keeper>> Keeper::create(std::unique_ptr<UdpWorker> worker,
-                                               Clock::duration patience) {
-  std::unique_ptr<Keeper> keeper(new Keeper(std::move(worker), patience));
+                                               Clock::duration timeout) {
+  std::unique_ptr<Keeper> keeper(new Keeper(std::move(worker), timeout));
   try {
     keeper->process_ = ::getpid();
     keeper->thread_->thread = std::thread([self = keeper.get()] { self->run(); });
@@ -65,7 +65,7 @@ bool Keeper::keep() {
   const std::unique_lock lock(guard_, std::try_to_lock);
   if (!lock) return false;  // a call is under way
   const auto idle = Clock::now() - used_;
-  return idle >= kIdle && idle < patience_ && worker_->keep();
+  return idle >= kIdle && idle < timeout_ && worker_->keep();
 }
 
 }  // namespace laconic::transport::aggregation

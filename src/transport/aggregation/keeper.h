@@ -21,10 +21,10 @@ class Keeper {
  public:
   using Clock = UdpWorker::Clock;
 
-  /// `patience`: how long after the last call the links are kept. Error: the system cannot start a
+  /// `timeout`: how long after the last call the links are kept. Error: the system cannot start a
   /// thread.
   static Result<std::unique_ptr<Keeper>> create(std::unique_ptr<UdpWorker> worker,
-                                                Clock::duration patience);
+                                                Clock::duration timeout);
   /// In a process that was forked meanwhile it ends nothing: the thread is not there.
   ~Keeper();
   Keeper(const Keeper&) = delete;
@@ -49,8 +49,8 @@ class Keeper {
   }
 
  private:
-  Keeper(std::unique_ptr<UdpWorker> worker, Clock::duration patience)
-      : worker_(std::move(worker)), patience_(patience), used_(Clock::now()) {}
+  Keeper(std::unique_ptr<UdpWorker> worker, Clock::duration timeout)
+      : worker_(std::move(worker)), timeout_(timeout), used_(Clock::now()) {}
 
   /// The thread, and what ends it.
   struct Thread {
@@ -66,7 +66,7 @@ class Keeper {
 
   std::mutex guard_;  // of worker_ and used_
   std::unique_ptr<UdpWorker> worker_;
-  Clock::duration patience_;
+  Clock::duration timeout_;
   Clock::time_point used_;
   std::atomic<int> wanted_{0};  // calls that wait for guard_
   int process_ = 0;

@@ -103,7 +103,7 @@ class Server {
  public:
   static Result<std::unique_ptr<Server>> listen(
       const std::string& host, const std::string& port, uint32_t world,
-      std::chrono::milliseconds patience = std::chrono::seconds(10)) {
+      std::chrono::milliseconds timeout = std::chrono::seconds(10)) {
     auto addresses = resolve(host, port);
     if (!addresses) return std::move(addresses).error();
     int error = EADDRNOTAVAIL;
@@ -112,7 +112,7 @@ class Server {
       const int on = 1;
       if (fd && ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
           ::bind(fd.get(), at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd.get(), 128) == 0) {
-        std::unique_ptr<Server> server(new Server(std::move(fd), world, patience));
+        std::unique_ptr<Server> server(new Server(std::move(fd), world, timeout));
         server->stop_ = Fd(::eventfd(0, EFD_CLOEXEC));
         if (!server->stop_) break;
         server->thread_ = std::thread([s = server.get()] { s->serve(); });
@@ -142,8 +142,8 @@ class Server {
   static constexpr auto kLinger = std::chrono::seconds(2);
   static constexpr size_t kMaxHeld = size_t{64} << 20, kMaxKeys = 1U << 16, kMaxNewsKeys = 8;
 
-  Server(Fd fd, uint32_t world, std::chrono::milliseconds patience)
-      : listener_(std::move(fd)), world_(world), patience_(patience) {}
+  Server(Fd fd, uint32_t world, std::chrono::milliseconds timeout)
+      : listener_(std::move(fd)), world_(world), timeout_(timeout) {}
 
   void serve() noexcept {
     for (;;) {
@@ -191,7 +191,7 @@ class Server {
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     Peer peer;
     peer.fd = std::move(fd);
-    peer.until = Clock::now() + patience_;
+    peer.until = Clock::now() + timeout_;
     peers_.push_back(std::move(peer));
     for (const auto& [key, value] : held_) {
       if (key.starts_with(kNews)) peers_.back().out += encode(Kind::news, key, value);
@@ -210,14 +210,14 @@ class Server {
     }
     if (peer.in.empty() && !peer.waits) {
       peer.waits = true;
-      peer.until = Clock::now() + patience_;
+      peer.until = Clock::now() + timeout_;
     }
     peer.in.append(bytes, static_cast<size_t>(n));
     Frame frame;
     Taken taken = Taken::nothing;
     while (!peer.gone && (taken = take(&peer.in, &frame)) == Taken::frame) {
       answer(peer, frame);
-      peer.until = Clock::now() + patience_;
+      peer.until = Clock::now() + timeout_;
       if (peer.out.size() > 2 * kMaxValue) peer.gone = true;
     }
     peer.gone = peer.gone || taken == Taken::nonsense;
@@ -271,7 +271,7 @@ class Server {
 
   Fd listener_, stop_;
   size_t world_, seen_ = 0;
-  std::chrono::milliseconds patience_;  // for a first request, and for the rest of a request
+  std::chrono::milliseconds timeout_;  // for a first request, and for the rest of a request
   bool stopping_ = false;
   Deadline end_;
   std::list<Peer> peers_;

@@ -153,7 +153,7 @@ void GatherAll::begin(const Input& input) {
 
 void GatherAll::encode() {
   writer_.emplace(send_.bytes(), shape_);
-  writer_->set_flush(input_.flush_wish);
+  writer_->set_flush(input_.flush_request);
   writer_->set_report(bundle_report(input_.report));
   plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
     std::memcpy(writer_->lanes().data() + lane * sizeof(float), input_.gradient + at,

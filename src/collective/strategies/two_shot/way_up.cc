@@ -68,7 +68,7 @@ void WayUp::mark_non_finite() {
 void WayUp::encode_share(uint32_t owner) {
   const Share& share = shares_->of[owner];
   BundleWriter& writer = writers_[owner].emplace(out(owner), share.up);
-  writer.set_flush(input_.flush_wish);
+  writer.set_flush(input_.flush_request);
   uint8_t* lanes = writer.lanes().data();
   plan_->over_lanes(share.lane_begin, share.lane_end,
                     [&](uint64_t at, uint64_t lane, uint64_t count) {
