@@ -609,7 +609,7 @@ def _engine_fails(spec, victims, at, late, patience=2, coalesce=False, **options
 
 
 def broke_off(result, rank):
-    """backward() raised, the failure names its bucket, and what came behind it failed likewise without the engine."""
+    """backward() raised, the failure names its bucket, and what came behind it also failed without the engine."""
     error = result["last"]
     assert (error.code, error.name) == (62, "engine_failed") and str(error) in result["raised"]
     assert f"rank {rank}, bucket " in error.message and "step 2: " in error.message

@@ -288,7 +288,7 @@ def test_sessions_open_and_close_repeatedly(tmp_path, engine, ranks):
     for norms in [given.pop("norms") for given in job.ranks.values()]:  # residuals differ
         assert norms[-1] == 0 and all(norms[:-1])
     given = job.same(ranks)
-    assert given["left"] == [3, 4], "one step carries the wish; asked again before it, the last one counts"
+    assert given["left"] == [3, 4], "one step carries the request; asked again before it, the last one counts"
     assert given["stats"] == 2 and given["spec"].startswith("3lc")
     assert given["closed"] == ["this session is closed (create another one)", "invalid_argument"]
 

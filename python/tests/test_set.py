@@ -252,7 +252,7 @@ def _waits(trouble):
 def test_set_waits_until_residuals_are_sent(pools):
     results = pools(3).run(_waits, trouble=False)
     for said, specs, left, digest, stats in results:
-        assert specs == ["3lc"] * 11 + ["bf16"] * 2  # one step to tell the wish, ten to drain
+        assert specs == ["3lc"] * 11 + ["bf16"] * 2  # one step to send the request, ten to drain
         assert left == 0 and stats["failures"] == 0 and digest == results[0][3]
     lines = results[0][0]
     assert "set: residuals are sent first, over 10 steps or more" in lines

@@ -144,7 +144,7 @@ TEST_P(Dense, DenseStartsAtMaximumAndEndsWhenItNoLongerFits) {
     means.push_back(group.steps(step, step + 1)[0]);
     ASSERT_TRUE(same_bits(means.back(), float32_mean(group.layout(), step))) << "step " << step;
   }
-  // A ring of float32; beside it 16 lanes for a wish and 6 for each report.
+  // A ring of float32; in addition 16 lanes for a flush request and 6 for each report.
   const uint64_t sent = 4 * (kWorld - 1) * 2 * group.layout().elements / kWorld;
   EXPECT_EQ(bytes_sent(group) - before,
             20 * (sent + 4 * (kWorld - 1) * 2 * (16 + 6 * kWorld) / kWorld));

@@ -24,7 +24,7 @@ using Floats = std::vector<float>;
 const std::vector<Parameter> kModel{
     {"small", 9, 1}, {"w", 30, 40}, {"wide", 200, 1}, {"one", 1, 1}, {"even", 128, 1}};
 constexpr uint64_t kSmall = 256;
-constexpr uint64_t kGranules = 1 + 4 + 1 + 2 + 5 + 1;  // with those of "w", and the wish
+constexpr uint64_t kGranules = 1 + 4 + 1 + 2 + 5 + 1;  // with those of "w", and the flush request
 const std::vector<uint32_t> kAll{0, 1, 2, 3, 4};
 
 bool nobody(uint32_t, uint64_t, uint64_t) { return false; }

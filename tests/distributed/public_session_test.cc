@@ -429,7 +429,7 @@ TEST(PublicSession, SetWaitsForResiduals) {
       const auto spec = [&] { return session->explain().substr(0, 30); };
       for (uint64_t number = 0; number < 3; ++number) ASSERT_TRUE(step(number));
       ASSERT_TRUE(session->set({.spec = "none"}));
-      for (uint64_t number = 3; number < 14; ++number) {  // one to tell the wish, ten to drain
+      for (uint64_t number = 3; number < 14; ++number) {  // one to send the request, ten to drain
         ASSERT_TRUE(step(number));
         EXPECT_NE(spec().find("topk"), std::string::npos) << number << spec();
       }
@@ -469,7 +469,7 @@ TEST(PublicSession, FlushOfOneRankDoesNotDelaySetOfAll) {
   EXPECT_EQ(last[0], last[1]);
 }
 
-/// Before the step that tells the wish, in the middle of the release, and before ranks compare what
+/// Before the step that sends the request, during the release, and before ranks compare what
 /// waited: then nothing but that step's gradient is left to keep.
 TEST(PublicSession, RankLostWhileSetWaitsIsErrorAndLosesNothing) {
   for (const uint64_t gone : {3U, 8U, 14U}) {

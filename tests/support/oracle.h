@@ -685,7 +685,7 @@ class Oracle {
       }
     });
   }
-  /// Uncompressed parameters. What is agreed on is gathered; the wish rides with the codes.
+  /// Uncompressed parameters. What is agreed on is gathered; the request rides with the codes.
   void count_raw() {
     if (raw_lanes() == 0) return;
     for (Counters& c : counters_)
@@ -814,7 +814,7 @@ class Oracle {
       ++c.rounds;
     }
   }
-  /// "state/flush" is {this rank's wish, draining steps to come}: the step that follows the wish is
+  /// "state/flush" is {this rank's request, draining steps to come}: the step after the request is
   /// the first to drain, and takes a part of 1/steps.
   void enter(uint64_t step) {
     if (step == step_) return;
@@ -940,7 +940,7 @@ class Oracle {
         bytes[u.piece->plan.round[round].lane] += u.piece->plan.round[round].bytes;
     }
     if (round == 0 && present_lanes() != 0) bytes[DType::f32] += 4 * present_lanes();
-    // The wish to flush rides behind the first lanes.
+    // The flush request rides after the first lanes.
     if (round == 0 && spec_.feedback() && !units_.empty())
       bytes.begin()->second += kWishLanes * dtype_size(bytes.begin()->first);
     for (const auto& [type, sum] : bytes) {
