@@ -62,13 +62,13 @@ Result<std::vector<Parameter>> of_json(const Json& json) {
   const auto add = [&](const std::string& name, const Json& size) -> Result<void> {
     const auto elements = elements_of(size);
     if (!elements) {
-      return refused(fmt::format("{} is {}, no number of elements up to 2^40 and no shape",
+      return refused(fmt::format("{} is {}, neither a number of elements up to 2^40 nor a shape",
                                  laconic::quoted(name), shown(size)));
     }
     parameters.push_back({name, *elements, 1});
     return {};
   };
-  if (!json.is_object()) return refused("it is no object");
+  if (!json.is_object()) return refused("it is not an object");
   const Json& listed = json["parameters"];
   if (!listed.is_array() || listed.members().empty() ||
       !listed.members().front().value.is_object()) {
@@ -113,7 +113,7 @@ Result<std::vector<Parameter>> of_list(std::string_view text) {
     const auto [end, status] = std::from_chars(size.data(), size.data() + size.size(), elements);
     if (size.empty() || colon == 0 || status != std::errc{} || end != size.data() + size.size() ||
         elements > kMostElements) {
-      return refused(fmt::format("{} is no name:elements", laconic::quoted(item)));
+      return refused(fmt::format("{} is not name:elements", laconic::quoted(item)));
     }
     parameters.push_back({std::string(item.substr(0, colon)), elements, 1});
   }

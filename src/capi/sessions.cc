@@ -42,7 +42,7 @@ int32_t read_options(const laconic_session_options* theirs, laconic_session_opti
   if (options->strategy > LACONIC_STRATEGY_SERVER_SUM)
     return fail(Errc::invalid_argument, "unknown strategy number", "use a LACONIC_STRATEGY_ value");
   if ((options->engine_sums & ~kSums) != 0)
-    return fail(Errc::invalid_argument, "engine_sums has a bit that is no element type");
+    return fail(Errc::invalid_argument, "engine_sums has a bit that is not an element type");
   if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends must be 0 or 1");
   if (options->aggregates > 1) return fail(Errc::invalid_argument, "aggregates must be 0 or 1");
   if (options->owner_turns > 1) return fail(Errc::invalid_argument, "owner_turns must be 0 or 1");

@@ -222,12 +222,12 @@ def test_repeated_name_has_its_last_shape(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("head", "'head' is no name:elements"),
-    ("head:640,", "'' is no name:elements"),
-    (":640", "':640' is no name:elements"),
-    ("head:-1", "'head:-1' is no name:elements"),
-    ("head:64x10", "'head:64x10' is no name:elements"),
-    ("head:1099511627777", "is no name:elements"),
+    ("head", "'head' is not name:elements"),
+    ("head:640,", "'' is not name:elements"),
+    (":640", "':640' is not name:elements"),
+    ("head:-1", "'head:-1' is not name:elements"),
+    ("head:64x10", "'head:64x10' is not name:elements"),
+    ("head:1099511627777", "is not name:elements"),
     ("head:1,head:2", "two parameters are named 'head'"),
     ("no/such.json", "no/such.json: cannot open"),
     ({"head": "640"}, "'head' is '\"640\"'"),
@@ -236,7 +236,7 @@ def test_repeated_name_has_its_last_shape(tmp_path):
     ({"head": 1.5}, "'head' is '1.5'"),
     ({"head": [[640]]}, "'head' is a list of lists or objects"),
     ('{"head": ' + "[" * 200000 + "]" * 200000 + "}", "'head' is a list of lists or objects"),
-    (["head"], "it is no object"),
+    (["head"], "it is not an object"),
     ({"parameters": [{"name": "head"}]}, 'without "name" or "elements"'),
     ("{", "parse error at line 1"),
 ])

@@ -164,7 +164,7 @@ class Method:
 
     def _modified(self, modifiers: list[str], default) -> bool:
         if len(modifiers) > 1 or any(m not in ("ef", "noef") for m in modifiers):
-            raise errors.error("spec_syntax", f"{self.name}+{'+'.join(modifiers)}: a registered codec takes +ef or +noef, once",
+            raise errors.error("spec_syntax", f"{self.name}+{'+'.join(modifiers)}: a registered codec accepts +ef or +noef, once",
                                "write name:key=value,key=value+noef")
         if default == "never" and modifiers == ["ef"]:
             raise errors.error("unsupported", f"{self.name} supports no error feedback: its class sets feedback = 'never'", "remove +ef")

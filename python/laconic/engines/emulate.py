@@ -23,7 +23,7 @@ def _rate(text: str, source: str) -> float:
     except ValueError:
         rate = -1.0
     if not 0 <= rate < float("inf"):
-        raise errors.error("value_out_of_range", f"{source} says {text!r}, which is no rate in bits per second",
+        raise errors.error("value_out_of_range", f"{source} is {text!r}, not a rate in bits per second",
                            "50000000, or 0 for no limit")
     return rate
 

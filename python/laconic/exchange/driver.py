@@ -282,7 +282,7 @@ class Driver:
         failure, settings, waits = None, _lib.Settings(strategy=_lib.KEEP, rule_count=_lib.KEEP), ctypes.c_uint32()
         try:
             if self._session.own or registered.find(spec):
-                raise errors.error("unsupported", "a registered codec keeps its settings", "attach again with others")
+                raise errors.error("unsupported", "the settings of a registered codec cannot change", "attach again with other settings")
             if spec is not None:
                 settings.spec = text("spec", spec)
             if control is not None:
