@@ -65,8 +65,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         seed: seed for all random streams; must be the same on every rank.
         small_elements: parameters of at most this many elements are sent uncompressed.
         strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum". A strategy that the codec does not support is an error.
-        down: spec of the means that owners send, such as "int8"; implies "two_shot". Default: `spec`. The error of this encoding is the
-            same on every rank and is not fed back. Does not apply to parameters whose rule has its own spec.
+        down: spec of the means that owners send, such as "int8"; implies "two_shot". Default: `spec`. The error of this encoding affects
+            all ranks until the owner's residual delivers it. Does not apply to parameters whose rule has its own spec.
         threads: threads for encoding and decoding on this rank; results do not depend on it. "auto": 1 for gradients on the CPU; for
             gradients on an accelerator the rank's share of the CPUs, at most 8.
         scaler: the torch GradScaler in use; residuals then follow changes of the loss scale.
