@@ -327,7 +327,7 @@ def _attach(everybody, one=None, join=60.0):
 
 
 REFUSED = {
-    "no codes": ({"spec": "3lc"}, None, ("3lc", "has none", "thc:bits=4")),
+    "no codes": ({"spec": "3lc"}, None, ("3lc", "sends none", "thc:bits=4")),
     "another strategy": ({"strategy": "two_shot"}, None, ("aggregator= excludes strategy 'two_shot'",)),
     "quorum": ({"quorum": 1.5}, None, ("quorum is 1.5", "at most 1")),
     "no deadline": ({"deadline_ms": 0}, None, ("deadline_ms is 0", "above 0")),

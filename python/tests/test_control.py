@@ -429,4 +429,4 @@ def test_full_disk_is_reported_once_and_training_continues(pools):
     found = pools(3).run(_told, record="/dev/full", steps=4)
     assert {digest for (digest, _, _), _ in found} == {plain[0][0]}
     assert [lines for _, lines in found] == [
-        ["record: cannot write '/dev/full': No space left on device; training goes on, 0 steps are recorded"], [], []]
+        ["record: cannot write '/dev/full': No space left on device; training continues, 0 steps are recorded"], [], []]

@@ -75,7 +75,7 @@ def test_two_processes_exchange(tmp_path):
     assert report["ok"] is True and report["exchange"]["equal"] is True and report["exchange"]["ratio"] > 15
     assert list(checks) == ["laconic", "python", "torch", "gloo", "nccl", "numpy", "variables", "interface", "exchange"]
     assert laconic.__version__ in checks["laconic"]["text"] and "liblaconic.so" in checks["laconic"]["text"]
-    assert "switches laconic off" in checks["variables"]["text"] and "LACONIC_SPEC=none" in checks["variables"]["text"]
+    assert "disables laconic" in checks["variables"]["text"] and "LACONIC_SPEC=none" in checks["variables"]["text"]
     assert f"{report['exchange']['ratio']:.1f} to 1, replicas equal" in checks["exchange"]["text"]
     assert checks["torch"]["text"] == sys.modules["torch"].__version__
     address = report["exchange"]["address"]
@@ -202,7 +202,7 @@ def test_nccl_from_pip_precedes_system_nccl(tmp_path, fake_nccl):
 
 def test_missing_nccl_is_reported(tmp_path):
     said = nccl_line(tmp_path, LACONIC_NCCL_LIB="/nonexistent/libnccl.so.2")
-    assert said.startswith("not here: /nonexistent/libnccl.so.2: cannot open shared object file")
+    assert said.startswith("not found: /nonexistent/libnccl.so.2: cannot open shared object file")
     assert said.endswith("fix it with: unset LACONIC_NCCL_LIB")
     assert "undefined symbol: ncclGetVersion" in nccl_line(tmp_path, LACONIC_NCCL_LIB="libm.so.6")
 

@@ -25,7 +25,7 @@ def test_explain_and_start_line_name_down_spec(pools):
     for explained, line in pools(3).run(_explained, spec="3lc", down="int8"):
         assert (explained["spec"], explained["down"], explained["strategy"]) == ("3lc", "int8", "two_shot")
         assert {s["rule"]: s["down"] for s in explained["settings"]} == {"*": "int8"}
-        assert "by two_shot, means come down by int8" in line
+        assert "by two_shot, means are encoded by int8" in line
         for parameter in explained["parameters"]:
             packed = parameter["codec"] == "3lc"
             assert parameter["down"] == ("int8" if packed else None)

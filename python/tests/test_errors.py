@@ -213,7 +213,7 @@ def test_rank_that_does_not_attach_is_named():
         ranks.close()
     assert absent is None and first.message == last.message
     assert (first.code, first.name) == (63, "timed_out") and "rank 1 did not attach within 3 s" in first.message
-    assert "started without laconic?" in first.message
+    assert "running without laconic?" in first.message
 
 
 def _siblings(failing):

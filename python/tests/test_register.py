@@ -434,7 +434,7 @@ def test_codec_knows_its_position(pools):
         assert ((48, 48), "float32", 7, 1, rank, 2, "hidden.weight") in seen and grads["hidden.weight"] == 1
         assert {place[3] for place in seen} == {0, 1}
         line, explained, stats = told
-        assert "in Python, slowly" in line and "places on " in line
+        assert "in Python and is slow" in line and "places on " in line
         assert explained["strategy"] == "gather_all" and explained["feedback"] is False and stats["ratio"] > 1
         assert not any(key.startswith("residual/") for key in explained) and explained["residual_bytes"] == 0
 

@@ -168,15 +168,15 @@ def test_own_hook_of_script_wins(script):
     ours, plain = with_laconic(script, "hook"), alone(script, "hook")
     assert same_hash(ours) == same_hash(plain)
     assert len(ours[0].notices) == 1 and ours[1].notices == []
-    assert "fp16_compress_hook" in ours[0].notices[0] and "standing aside" in ours[0].notices[0]
+    assert "fp16_compress_hook" in ours[0].notices[0] and "leaves this model as it is" in ours[0].notices[0]
 
 
 def test_script_that_attaches_itself_wins(script):
     ours = with_laconic(script, "attach", spec="topk")
     assert same_hash(ours) == same_hash(alone(script, "attach"))
-    assert len([n for n in ours[0].notices if "the script attaches laconic itself; standing aside" in n]) == 1
+    assert len([n for n in ours[0].notices if "the script attaches laconic itself; laconic.run leaves this model as it is" in n]) == 1
     kept = with_laconic(script, "attach", spec="topk", options=["--state", script.parent / "states"])
-    assert len([n for n in kept[0].notices if "standing aside; --state saves nothing for this model" in n]) == 1
+    assert len([n for n in kept[0].notices if "laconic.run leaves this model as it is; --state saves nothing for this model" in n]) == 1
     assert not (script.parent / "states").exists()
 
 
@@ -232,7 +232,7 @@ def test_options_reach_attach(script):
                                                           "--seed", "3"])
     assert "nothing to compress in 2 tensors" in outcomes[0].notices[0]
     assert same_hash(outcomes) == same_hash(alone(script))
-    assert "means come down by int8" in with_laconic(script, options=["--down", "int8"])[0].notices[0]
+    assert "means are encoded by int8" in with_laconic(script, options=["--down", "int8"])[0].notices[0]
 
 
 def test_warm_up_is_passed_on(script):

@@ -469,7 +469,7 @@ def test_variable_may_name_plugin(elsewhere, monkeypatch, variable, path_of):
     monkeypatch.setenv(variable, "mine.so")
     assert path_of() == "mine.so"
     monkeypatch.setenv(variable, "/nonexistent/mine.so")
-    with pytest.raises(LaconicError, match=f"{variable} is /nonexistent/mine.so, which is not there"):
+    with pytest.raises(LaconicError, match=f"{variable} is /nonexistent/mine.so, which does not exist"):
         path_of()
 
 
@@ -515,6 +515,6 @@ def test_arrays_of_any_layout_are_accepted():
         assert list(map(float, values)) == [1, 7, 3]
     with pytest.raises(LaconicError, match="not contiguous"):
         _arrays.floats_in_place(torch.zeros(4, 4).t(), 16)
-    with pytest.raises(LaconicError, match="float16 are not exchanged"):
+    with pytest.raises(LaconicError, match="float16 cannot be exchanged"):
         _arrays.floats_in_place(torch.zeros(4, dtype=torch.float16), 4)
     assert len(_arrays.floats_in_place(array("f"), 0)) == 0

@@ -265,7 +265,7 @@ def test_delayed_set_that_fails_is_reported(pools):
     results = pools(3).run(_waits, trouble=True)
     for _, specs, _, digest, stats in results:
         assert specs == ["3lc"] * 13 and stats["failures"] == 0 and digest == results[0][3]
-    assert any(line.startswith("set: no memory; training goes on by 3lc") for line in results[0][0])
+    assert any(line.startswith("set: out of memory; training continues with 3lc") for line in results[0][0])
 
 
 def _asks_alone():

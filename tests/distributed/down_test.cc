@@ -78,7 +78,7 @@ TEST(Down, TwoShotIsChosenOverPlanner) {
     ASSERT_TRUE(made) << made.error().message;
     const collective::Model& model = (*made)->model();
     EXPECT_EQ(model.choice().strategy, StrategyKind::two_shot) << spec;
-    EXPECT_EQ(model.choice().reason, "means come down by 3lc");
+    EXPECT_EQ(model.choice().reason, "means are encoded by 3lc");
     EXPECT_FALSE(model.assignment(0).raw) << spec;
   }
   const auto made = Session::create("none", kModel, options(2), {}, {}, {}, "none");

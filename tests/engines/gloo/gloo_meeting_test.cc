@@ -55,7 +55,7 @@ TEST(GlooMeeting, FolderServesOneJob) {
   const auto second = meet(2, [&](uint32_t r) { return options(r, 2, place.folder()); });
   for (const auto& line : second) {
     EXPECT_TRUE(line.starts_with("invalid_argument: rank ")) << line;
-    EXPECT_TRUE(line.find(" has come twice") != std::string::npos) << line;
+    EXPECT_TRUE(line.find(" joined twice") != std::string::npos) << line;
   }
 }
 

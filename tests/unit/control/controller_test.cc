@@ -91,8 +91,8 @@ TEST(Controller, ContradictoryControlIsRefused) {
   EXPECT_EQ(refusal({{"dc2:max=2.5", false, "powersgd", rank_of_a_factor(2)}}),
             "control 'dc2:max=2.5': x does not accept max=2.5");
   EXPECT_EQ(refusal({{"dc2", false, "fp16", {}}}),
-            "control 'dc2' has nothing to change: 'fp16' has no setting that may change while "
-            "training runs");
+            "control 'dc2' has nothing to change: 'fp16' has no setting that can change "
+            "during training");
 }
 
 TEST(Controller, DefaultControlAppliesToRulesWithActuators) {
@@ -355,8 +355,8 @@ TEST(Controller, DecisionRecordsItsFigures) {
   const auto decisions = made->observe(seen_at(205, 0.143));
   ASSERT_EQ(decisions.size(), 1U);
   EXPECT_EQ(decision_text(decisions[0], "topk:ratio=0.01", "ratio"),
-            "topk:ratio=0.01: ratio 0.01 -> 0.005 from step 207: network 143 ms, 2.31 x the target "
-            "of 62 ms");
+            "topk:ratio=0.01: ratio 0.01 -> 0.005 from step 207: network 143 ms, 2.31 times the "
+            "target of 62 ms");
   // They are what was decided by, not always r: two steps that rose, three within half the target.
   struct Case {
     std::array<double, 6> network_s;

@@ -210,7 +210,7 @@ TEST(Record, DamagedRecordIsRefusedWithItsLine) {
       {"laconic record", "a record", "line 1: it is not a laconic record"},
       {"\"world\": 2", "\"world\": 0", "line 1: the world must be 1 to 65536 ranks"},
       {"\"world\": 2, ", "", "line 1: there is no 'world'"},
-      {"\"world\": 2", "\"world\": 2, \"world\": 2", "line 1: key 'world' is there twice"},
+      {"\"world\": 2", "\"world\": 2, \"world\": 2", "line 1: key 'world' appears twice"},
       {"\"more\"", "\"most\"", "line 1: 'most' is not a choice"},
       {"\"state\": []", "\"state\": [\"12\"]",
        "line 1: a word of state is not 16 hexadecimal digits"},

@@ -526,7 +526,7 @@ void expect_lost(Network& network, std::initializer_list<uint32_t> told, const c
     const Link& link = network.workers()[w]->link();
     EXPECT_EQ(link.error().code, Errc::peer_failed);
     EXPECT_EQ(link.error().message,
-              std::string("aggregation server 10.0.0.9:7420: ") + names + " silent or gone");
+              std::string("aggregation server 10.0.0.9:7420: ") + names + " not respond");
   }
 }
 
@@ -538,7 +538,7 @@ TEST(Network, LostWorkerIsNamedToAll) {
     network.at(3 * kMillisecond, [&] { network.crash(2, port); });
     ASSERT_TRUE(network.run(20 * kSecond));
     EXPECT_LT(network.now(), port ? 10 * kMillisecond : 3 * kSecond);
-    expect_lost(network, {0, 1, 3}, "rank 2: the worker is");
+    expect_lost(network, {0, 1, 3}, "rank 2: the worker does");
     for (const uint32_t w : {0U, 1U, 3U}) EXPECT_EQ(network.workers()[w]->link().blamed(), 2);
   }
 }
