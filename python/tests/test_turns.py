@@ -338,6 +338,6 @@ def test_autograd_thread_trains_for_main_thread():
     of, begun = turns.Turns(), threading.Event()
     _thread.start_new_thread(lambda: (of.begin_step(), begun.set()), ())
     assert begun.wait(60)
-    with pytest.raises(laconic.LaconicError, match="within a step"), of.call("state_dict", 60, lambda: False):
+    with pytest.raises(laconic.LaconicError, match="during a step"), of.call("state_dict", 60, lambda: False):
         pass
     of.end_step()

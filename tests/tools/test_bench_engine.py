@@ -364,7 +364,7 @@ def test_stopped_rank_ends_job_and_one_other_reports(stopped, speaks):
     assert process.returncode != FINE
     assert len(said) == 1 or stopped == 0, said  # the launcher wakes rank 0 to end it: then it may say its own
     assert re.match(speaks, said[0]) and "timed_out" in said[0], said
-    assert re.search(rf"(from|to) ranks? [\d, and]*\b{stopped}\b|a sum did not complete", said[0]), said
+    assert re.search(rf"(from|reached) ranks? [\d, and]*\b{stopped}\b|a sum did not complete", said[0]), said
 
 
 # ---- Gloo: processes that are started by hand ----
