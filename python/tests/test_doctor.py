@@ -140,9 +140,9 @@ def test_missing_interface_is_reported(tmp_path, monkeypatch):
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonexistent0")
     monkeypatch.setattr(doctor, "_torch", lambda: (doctor.Check("torch", True, ""), doctor.Check("gloo", True, "")))
-    rank = program(["-m", "laconic.doctor", "--rank", 0, "--folder", tmp_path, "--patience", 60], tmp_path, GLOO_SOCKET_IFNAME="nonexistent0")
+    rank = program(["-m", "laconic.doctor", "--rank", 0, "--folder", tmp_path, "--timeout", 60], tmp_path, GLOO_SOCKET_IFNAME="nonexistent0")
     assert rank.code != 0
-    monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: {"error": doctor._reason(rank.err)})
+    monkeypatch.setattr(doctor, "exchange", lambda timeout, interface=None: {"error": doctor._reason(rank.err)})
     said = {check.name: check.line() for check in doctor.examine()[0]}
     assert "NO: GLOO_SOCKET_IFNAME names nonexistent0; available: lo" in said["interface"]
     assert "nonexistent0" in said["exchange"] and said["exchange"].endswith("fix it with: unset GLOO_SOCKET_IFNAME")
@@ -282,10 +282,10 @@ def test_interrupt_leaves_nothing(tmp_path, hanging, ending):
 def test_working_interface_is_suggested(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     tried = []
-    monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: tried.append(interface) or {"ratio": 20.0})
+    monkeypatch.setattr(doctor, "exchange", lambda timeout, interface=None: tried.append(interface) or {"ratio": 20.0})
     assert "GLOO_SOCKET_IFNAME=lo" in doctor._exchanged({"error": "no route"}).mend
     assert tried == ["lo"]
-    monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: {"error": "no route"})
+    monkeypatch.setattr(doctor, "exchange", lambda timeout, interface=None: {"error": "no route"})
     assert doctor._exchanged({"error": "no route"}).mend == ""
 
 

@@ -504,7 +504,7 @@ def _hangs_in_a_hurry(spec):
         return patience, group_timeout(handle.worker.engine.group).total_seconds(), handle.last_error.message
 
 
-@pytest.mark.parametrize(("spec", "told"), [("topk:ratio=0.05", "rank 1 did not answer"), ("fp16+ef", "a collective did not end")])
+@pytest.mark.parametrize(("spec", "told"), [("topk:ratio=0.05", "rank 1 did not answer"), ("fp16+ef", "a collective did not complete")])
 def test_timeout_changed_after_attach_applies(spec, told):
     pool = Ranks(2, timeout=600)
     try:

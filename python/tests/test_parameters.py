@@ -89,7 +89,7 @@ def test_unsupported_parameters_use_plain_all_reduce(pools, kinds):
         entries = {p["name"]: p for p in explained["parameters"]}
         for kind in kinds:
             name, reason = FOREIGN[kind]
-            assert entries[name]["codec"] == "none" and entries[name]["reason"] == f"no codec takes {reason}"
+            assert entries[name]["codec"] == "none" and entries[name]["reason"] == f"no codec supports {reason}"
             assert not said or f"{name} ({reason})" in said
         assert stats["steps"] == 4 and stats["failures"] == 0
 
@@ -247,7 +247,7 @@ def _padded(spec, padding_idx=0, rules=None):
 
 
 def test_padding_rows_that_move_are_reported_on_rank_0(pools):
-    said = ["zeros do not stay zero, so padding rows move: 0.weight (signsgd); rules give them another spec"]
+    said = ["zeros do not stay zero, so padding rows change: 0.weight (signsgd); use rules to give them another spec"]
     assert pools(2).run(_padded, spec="signsgd") == [said, []]
     assert pools(2).run(_padded, spec="onebit+noef")[0] == [said[0].replace("signsgd", "onebit+noef")]
     for quiet in ({"spec": "topk:ratio=0.1"}, {"spec": "signsgd", "padding_idx": None},

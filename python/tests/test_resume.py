@@ -100,7 +100,7 @@ def test_saved_layout_that_never_returns_is_dropped():
 @pytest.mark.parametrize("asked", [1, 2, 4])
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "3lc", "powersgd:rank=2", "randomk:ratio=0.05"])
 def test_state_saved_during_flush_continues_it(pools, spec, asked):
-    """Saved after four steps: with two parts gone, one, or with the wish not told yet. Without the flush a run ends elsewhere."""
+    """Saved after four steps: with two parts gone, one, or with the request not sent yet. Without the flush a run ends elsewhere."""
     flushed = pools(3).run(training.resume, spec=spec, buckets=4, flush=(asked, 4))
     assert all(h == flushed[0] for h in flushed) and flushed[0][0] == flushed[0][1]
     assert flushed[0] != pools(3).run(training.resume, spec=spec, buckets=4)[0]

@@ -43,12 +43,12 @@ def wrapped():
 
 
 REFUSED = {
-    "LBFGS": (lambda: make(training.Net(), torch.optim.LBFGS), "LBFGS is not known to treat every element by itself"),
+    "LBFGS": (lambda: make(training.Net(), torch.optim.LBFGS), "LBFGS is not known to be elementwise"),
     "Adafactor": (lambda: make(training.Net(), torch.optim.Adafactor), "Adafactor is not known"),
     "SparseAdam": (lambda: make(training.Net(), torch.optim.SparseAdam), "SparseAdam is not known"),
-    "one's own": (lambda: make(training.Net(), Own), "elementwise=True vouches"),
-    "an optimizer": (lambda: make(training.Net(), torch.optim.SGD([torch.zeros(1)], lr=1.0)), "an optimizer was given, SGD, not a class"),
-    "no optimizer": (lambda: make(training.Net(), torch.nn.Linear), "is not a class of optimizers"),
+    "one's own": (lambda: make(training.Net(), Own), "elementwise=True declares"),
+    "an optimizer": (lambda: make(training.Net(), torch.optim.SGD([torch.zeros(1)], lr=1.0)), "expected an optimizer class, got an instance of SGD"),
+    "no optimizer": (lambda: make(training.Net(), torch.nn.Linear), "is not an optimizer class"),
     "parameters": (lambda: make(training.Net().parameters()), "expected a model, got generator"),
     "FSDP": (lambda: make(wrapped()), "wrapped in FSDP"),
     "nothing to train": (lambda: make(torch.nn.ReLU()), "no parameter of the model requires a gradient"),
@@ -63,9 +63,9 @@ REFUSED = {
     "full_pull_every": (lambda: make(training.Net(), full_pull_every=-1), "full_pull_every is -1"),
     "a group": (lambda: make(training.Net(), groups=[{"lr": 1.0}]), "a group is dict"),
     "a group of another model": (lambda: make(training.Net(), groups=[{"params": list(training.Net().parameters())}]), "is not one of the model's"),
-    "a group that lacks some": (lambda: make(n := training.Net(), groups=[{"params": [n.last.bias]}]), "no group has first.weight and 4 more"),
+    "a group that lacks some": (lambda: make(n := training.Net(), groups=[{"params": [n.last.bias]}]), "no group contains first.weight and 4 more"),
     "two groups": (lambda: make(n := training.Net(), groups=[{"params": list(n.parameters())}, {"params": [n.last.bias]}]), "is in two groups"),
-    "meta": (lambda: make(training.Net().to("meta")), "no accelerator"),
+    "meta": (lambda: make(training.Net().to("meta")), "not an accelerator"),
 }
 
 
@@ -213,7 +213,7 @@ TROUBLES = {
     "a push": (_fails_to_push, "out_of_memory", ["the test has no memory"]),
     "a sparse gradient": (_sparse, "unsupported", ["the gradient of first.weight is sparse"]),
     "another lr": (_another_lr, "ranks_disagree", ["lr of group 0 is 0.001 on rank 0 and 0.5 on rank 1"]),
-    "another gradient": (_another_gradient, "exchange_order", ["got another gradient after it had been pushed"]),
+    "another gradient": (_another_gradient, "exchange_order", ["received another gradient after its gradient was pushed"]),
     "another type": (_moved_model, "state_model", ["parameter first.weight is float64 on cpu"]),
     "a master that is not finite": (_not_finite_inside, "peer_failed", ["not finite"]),
 }
@@ -275,8 +275,8 @@ def _said(case):
         optimizer.close()
 
 
-@pytest.mark.parametrize("case, words", [("scaler", "scaler=scaler"), ("closed", "this optimizer was closed"), ("group", "groups="),
-                                         ("pickle", "belongs to its process"), ("closure", "True")])
+@pytest.mark.parametrize("case, words", [("scaler", "scaler=scaler"), ("closed", "this optimizer is closed"), ("group", "groups="),
+                                         ("pickle", "cannot be copied or pickled"), ("closure", "True")])
 def test_misuse_gives_helpful_message(pools, case, words):
     for error in pools(2).errors(_said, case=case):
         assert words in error.message

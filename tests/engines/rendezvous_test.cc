@@ -166,7 +166,7 @@ TEST(FolderBoard, InvalidFilesAreRefusedAndNeverAwaited) {
     std::ofstream(folder.path() + "/" + name, std::ios::binary) << bytes;
   };
   const std::string cannot =
-      "engine_failed: cannot use the rendezvous folder " + folder.path() + " cannot be used: ";
+      "engine_failed: cannot use the rendezvous folder " + folder.path() + ": ";
   write("empty", "");
   write("begun", std::string("\x05\0\0\0\0\0\0\0abc", 11));
   write("too-long", std::string("\x02\0\0\0\0\0\0\0abc", 11));
