@@ -279,9 +279,9 @@ def _failing(what, bad, state_before=False):
     return result
 
 
-@pytest.mark.parametrize(("what", "words"), [("encode", "faulty.encode: ValueError: no idea"), ("text", "encode gave str, not bytes"),
+@pytest.mark.parametrize(("what", "words"), [("encode", "faulty.encode: ValueError: no idea"), ("text", "encode returned str, not bytes"),
                                              ("decode", "faulty.decode: KeyError"), ("nan", "left infinity or NaN"),
-                                             ("gives", "decode gave ndarray")])
+                                             ("gives", "decode returned ndarray")])
 def test_codec_that_raises_on_one_rank_fails_all_without_loss(pools, what, words):
     results = pools(3).run(_failing, what=what, bad=1)
     for heard, kept, _, failures, name in results:
@@ -322,7 +322,7 @@ def test_codec_exception_is_cause_of_error(pools):
     assert [cause for _, cause in results[1]] == ["ValueError('no idea')", "KeyError('nor here')", "None"]
     assert [cause for _, cause in results[0]][:2] == ["None", "None"]
     for found in results:
-        assert "rank 0 failed in bucket 0" in found[2][0] and "long.encode gave" in found[2][0] and "at most" in found[2][0]
+        assert "rank 0 failed in bucket 0" in found[2][0] and "long.encode returned" in found[2][0] and "at most" in found[2][0]
 
 
 def _poisoned(poison):
