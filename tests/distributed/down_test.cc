@@ -246,7 +246,7 @@ TEST(Down, ResidualsSurviveSet) {
   EXPECT_EQ(set(group, {.spec = "int8:round=stochastic"}), "") << "owners keep theirs";
   ASSERT_NO_FATAL_FAILURE(run(2));
   ASSERT_NO_FATAL_FAILURE(balance());
-  EXPECT_NE(set(group, {.down = "int8"}).find("has no place for residuals"), std::string::npos);
+  EXPECT_NE(set(group, {.down = "int8"}).find("keeps no residuals"), std::string::npos);
   for (int n = 0; n < 20 && group.session(0).stats().flush_steps_left == 0; ++n) run(1);
   while (group.session(0).stats().flush_steps_left != 0) run(1);
   EXPECT_EQ(residual_sum(group), 0.0);

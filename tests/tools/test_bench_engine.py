@@ -461,7 +461,7 @@ def test_gloo_rank_without_memory_is_named_at_any_allocation(tmp_path):
 def test_missing_gloo_rank_is_named(gloo):
     gloo.start(*QUICK, seconds=1)
     ((status, out, error),) = gloo.ended()
-    assert (status, out) == (BAD_ANSWER, "") and messages(error) == ["laconic: rank 1 did not arrive within 1000 ms (timed_out 63)"]
+    assert (status, out) == (BAD_ANSWER, "") and messages(error) == ["laconic: rank 1 did not join within 1000 ms (timed_out 63)"]
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
@@ -485,5 +485,5 @@ def test_launched_rank_0_reports_first(gloo, tmp_path):
             gloo.start(*QUICK, seconds=seconds, error=error,
                        env={"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": str(rank)})
     assert [status for status, _, _ in gloo.ended()] == [BAD_ANSWER] * 2
-    assert messages((tmp_path / "said").read_text()) == ["laconic: rank 1 did not arrive within 1300 ms (timed_out 63)",
-                                                         "laconic: rank 1: rank 0 did not arrive within 1000 ms (timed_out 63)"]
+    assert messages((tmp_path / "said").read_text()) == ["laconic: rank 1 did not join within 1300 ms (timed_out 63)",
+                                                         "laconic: rank 1: rank 0 did not join within 1000 ms (timed_out 63)"]

@@ -27,7 +27,7 @@ TEST(GlooMeeting, MissingRanksAreNamed) {
     const std::string where = tcp ? Place::port() : place.folder();
     const auto said = meet(2, [&](uint32_t r) { return options(r, 4, where, milliseconds(300)); });
     for (const auto& line : said)
-      EXPECT_EQ(line, "timed_out: ranks 2 and 3 did not arrive within 300 ms");
+      EXPECT_EQ(line, "timed_out: ranks 2 and 3 did not join within 300 ms");
   }
   const auto alone =
       meet(1, [](uint32_t) { return options(1, 2, Place::port(), milliseconds(100)); });
