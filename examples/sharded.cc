@@ -4,7 +4,7 @@
 // over Gloo, or with four threads of one process as ranks:
 //
 //   mpirun -n 4 example_sharded_openmpi           compiled with -DSHARDED_MPI
-//   example_sharded_gloo RANK WORLD RENDEZVOUS    compiled with -DSHARDED_GLOO; as GlooOptions has them
+//   example_sharded_gloo RANK WORLD RENDEZVOUS    compiled with -DSHARDED_GLOO; see GlooOptions
 //   example_sharded
 #if defined(SHARDED_MPI)
 #include <laconic/engine/mpi.h>
