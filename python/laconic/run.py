@@ -75,7 +75,7 @@ def _listen_for_torch() -> None:
 
 def main(arguments=None) -> None:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    automatic.start(options)  # under LACONIC_DISABLE=1 too: attach then tells the ranks where it is not set
+    automatic.start(options)  # under LACONIC_DISABLE=1 too: attach then tells the ranks without it
     _listen_for_torch()
     sys.argv = [options.script, *options.arguments]
     ended = "failed"

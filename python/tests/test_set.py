@@ -233,7 +233,7 @@ def _waits(trouble):
         if trouble:
             def fails():
                 run.handle.worker.session.waiting = False
-                raise laconic.core.errors.error("out_of_memory", "no memory")
+                raise laconic.core.errors.error("out_of_memory", "out of memory")
             run.handle.worker._driver.set_what_waits = fails
         for _ in range(13):
             run.train(1)

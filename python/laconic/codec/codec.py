@@ -53,8 +53,10 @@ def _frame_info(pointer, size: int) -> _lib.FrameInfo:
 
 
 class Frame:
-    """A verified frame. Attributes: codec (name), spec, count, shape2d, dtype, step, seed, rank, world, contributors,
-    payload (bytes)."""
+    """A verified frame.
+
+    Attributes: codec (name), spec, count (elements), shape2d (rows, cols), dtype, step, seed, rank, world, contributors, payload (bytes).
+    """
 
     _DTYPES = {_lib.F32: "float32", _lib.F16: "float16", _lib.BF16: "bfloat16"}
 
@@ -72,7 +74,7 @@ class Frame:
     @classmethod
     @_checked
     def parse(cls, frame) -> "Frame":
-        """Verifies header and checksum; any bytes give a Frame or a LaconicError."""
+        """Parses a frame and verifies its header and checksum. Raises LaconicError for invalid bytes."""
         pointer, size, keep = _readable(frame)
         return cls(_frame_info(pointer, size), bytes(keep))
 
@@ -81,7 +83,7 @@ class Frame:
 
 
 class Residual:
-    """Error feedback and codec state of one tensor of `n` elements on one rank."""
+    """Error feedback and codec state for one tensor of `n` elements on one rank."""
 
     def __init__(self, n: int):
         self._handle = ctypes.c_void_p()
@@ -93,17 +95,17 @@ class Residual:
         return _lib.lib.laconic_residual_count(self._handle)
 
     def view(self) -> memoryview:
-        """The residual's floats: a view, writable."""
+        """The residual's float32 values as a writable memoryview."""
         return _arrays.float_view(_lib.lib.laconic_residual_data(self._handle), len(self), self)
 
     def numpy(self):
-        """The residual as a float32 array: a view, writable."""
+        """The residual's float32 values as a writable NumPy view."""
         import numpy
 
         return numpy.frombuffer(self.view(), dtype=numpy.float32)
 
     def norm(self) -> float:
-        """Euclidean norm."""
+        """Euclidean norm of the residual."""
         values = self.view()
         numpy = _arrays.numpy_or_none()
         if numpy is not None:
@@ -117,12 +119,12 @@ class Residual:
 
     @_checked
     def state_dict(self) -> dict:
-        """{"version", "residual", "state"}: copies, as float32 arrays (array.array where there is no NumPy)."""
+        """A copy of the state: {"version", "residual", "state"}, the latter two as float32 arrays (array.array without NumPy)."""
         return {"version": 1, "residual": _arrays.float_copy(self.view()), "state": _arrays.float_copy(self._state())}
 
     @_checked
     def load_state_dict(self, state: dict) -> None:
-        """Continues from a state_dict of a residual of equal size. A state that is refused changes nothing."""
+        """Restores a state_dict of a residual of the same size. Raises LaconicError for a damaged or foreign state, and changes nothing then."""
         if not isinstance(state, dict) or state.keys() != {"version", "residual", "state"}:
             raise _damaged("it is not a dict of version, residual and state")
         if type(state["version"]) is not int:
@@ -179,10 +181,10 @@ def _option(value) -> str:
 
 
 class Codec:
-    """A codec made from a spec: ``Codec("int8:block=256")``. Immutable, may be shared between threads.
+    """A codec made from a spec: ``Codec("int8:block=256")``, or with keywords: ``Codec("int8", block=256)``.
 
-    Keys may be given as keywords: ``Codec("int8", block=256)``. A codec in Python, of `laconic.register`, works too; its frames are
-    for the same class alone.
+    Immutable; threads may share it. `threads`: threads for encoding and decoding. A codec registered with `laconic.register` works
+    as well; only the same class can decode its frames. Raises LaconicError for an unknown codec, key or value.
     """
 
     def __new__(cls, spec: str = "", **_):
@@ -204,7 +206,7 @@ class Codec:
         return f"Codec({self.spec!r})"
 
     def max_frame_bytes(self, shape) -> int:
-        """The largest frame of a tensor of `shape` (an int or a tuple)."""
+        """Maximum bytes of a frame for a tensor of `shape` (an int or a tuple)."""
         try:
             dims = tuple(shape)
         except TypeError:
@@ -219,9 +221,18 @@ class Codec:
     @_checked
     def encode(self, array, *, step: int = 0, seed: int = 0, rank: int = 0, world: int = 1,
                residual: Residual | None = None) -> bytes:
-        """A whole frame of `array` (float32, float16 or bfloat16; NumPy, torch or a buffer; contiguous, on the CPU).
+        """Encodes `array` into a frame.
 
-        With `residual`, error feedback: what the frame does not carry stays there for the next call.
+        Args:
+            array: float32, float16 or bfloat16; a NumPy array, a torch tensor on the CPU or a buffer; contiguous.
+            step, seed, rank, world: recorded in the frame; they select the random numbers of codecs that use some.
+            residual: error feedback: it is added before encoding, and keeps what the frame does not carry.
+
+        Returns:
+            bytes: the frame.
+
+        Raises:
+            LaconicError: array, residual or both hold NaN or infinity (non_finite); the residual is unchanged then.
         """
         tensor = _arrays.tensor_of(array, writable=False)
         place = _lib.Place(rank=whole("rank", rank, 0, U32), world=whole("world", world, 1, U32), seed=whole("seed", seed, 0, U64),
@@ -237,11 +248,17 @@ class Codec:
 
     @_checked
     def decode(self, frame, out=None, *, max_elements: int = MAX_ELEMENTS):
-        """The tensor of a frame, in `out` or in a new array of the encoder's dtype (float32 for bfloat16), rows × cols or
-        flat: NumPy's, or array.array("f") where there is no NumPy.
+        """Decodes a frame.
 
-        Without `out`, a frame that claims more than `max_elements` (2**28, 1 GiB of float32) is refused with bound_exceeded
-        before anything is allocated: a header of a hundred bytes can claim terabytes, and sparse payloads are short.
+        Args:
+            frame: bytes, bytearray, memoryview or a NumPy array of bytes.
+            out: array to write into. Default: a new array of the encoder's dtype (float32 for bfloat16), rows × cols or flat; array.array
+                without NumPy.
+            max_elements: without `out`, a frame that claims more elements raises bound_exceeded before memory is allocated
+                (default 2**28, 1 GiB of float32): a short header can claim terabytes.
+
+        Raises:
+            LaconicError: the frame is damaged, is from another codec, or does not fit `out`.
         """
         if out is None:
             most = whole("max_elements", max_elements, 0, U64)
@@ -257,7 +274,7 @@ class Codec:
 
     @_checked
     def decode_add(self, frame, out, *, weight: float = 1.0):
-        """out += weight · decoded, in place; the fast path of sparse codecs. Gives `out` back."""
+        """Adds weight · decoded to `out` in place and returns `out`. Sparse codecs touch only the elements that were sent."""
         self._decode(frame, out, add=True, weight=weight)
         return out
 

@@ -19,7 +19,7 @@ from .listing import codecs
 
 _classes: dict[str, type] = {}
 
-#: of a payload: bytes for each element and beside them, and what a bundle has place for
+#: limits of a payload: bytes per element and in addition, and the capacity of a bundle
 MOST_BYTES, MOST_BESIDE, LONGEST_PAYLOAD = 16, 4096, 0xFFFFFFEF
 _FEEDBACK = {"never": 0, False: 1, True: 2}
 
@@ -104,7 +104,7 @@ def find(spec) -> type | None:
 
 
 def _value(name: str, key: str, written: str, default):
-    """What is written in a spec, in the default's type."""
+    """The value in a spec, as the default's type."""
     expected, value = "a number", None
     if isinstance(default, bool):
         expected, value = "on or off", {"on": True, "off": False}.get(written)
@@ -265,7 +265,7 @@ def named(spec, rules, parameters):
 
 
 def raised(codecs) -> BaseException | None:
-    """What one of these has raised on this rank since the last failure."""
+    """The first exception of one of these on this rank since the last failure."""
     found = [codec.raised for codec in codecs if codec.raised is not None]
     for codec in codecs:
         codec.raised = None
@@ -319,7 +319,7 @@ def unpack(frame) -> tuple[dict, bytes]:
 
 
 class OwnFrames:
-    """What `laconic.Codec` does, for a registered name: see codec.Codec, whose methods these replace."""
+    """`laconic.Codec` for a registered name: see codec.Codec, whose methods these replace."""
 
     def _open(self, spec: str, threads) -> None:
         whole("threads", threads, 0, 1024)

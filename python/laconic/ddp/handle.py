@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What any handle is: what users call. Knows no framework's hook, and needs no torch until there is one."""
+"""The handle of an attached model: settings, steps, saved state and reports. Independent of the framework's hook."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:  # they import torch, which need not be there for PassThrough
 
 
 class Handle:
-    """What `laconic.attach` gives: counters, explanation, saved state, flush.
+    """Returned by `laconic.attach`: counters, explanation, saved state, flush.
 
-    It ends with its wrapper: when that is collected, or `close` is called, everything is freed but for the last counters.
+    It ends when its wrapper is garbage-collected or `close` is called; everything but the last counters is freed then.
 
-    A hook brings a step's buffers to `worker`, between `begin` and `end` of Steps, and knows which they are: `take_settings()` is called
-    when others hold, `exchanges()` gives the parameters of each exchange of a step, and `resume(layout, version)` brings those of a
-    saved state back.
+    A hook passes a step's buffers to `worker`, between `begin` and `end` of Steps. It provides three methods: `take_settings()` is
+    called after settings changed, `exchanges()` returns the parameters of each exchange of a step, and `resume(layout, version)`
+    restores the layout of a saved state.
     """
 
     def __init__(self, opened: Opened, settings: Settings, steps: Steps, hook):
+        """`hook_of(opened, settings, steps)` returns the hook."""
         self._opened, self.settings, self.steps, self.hook = opened, settings, steps, hook
         self.rank, self.warmup = opened.rank, opened.warmup
 
@@ -45,93 +46,98 @@ class Handle:
 
     @property
     def step(self) -> int:
-        """Iterations since attach, or since the saved run's attach."""
+        """Number of iterations since attach; after load_state_dict, since the saved run's attach."""
         return self.worker.step
 
     @property
     def last_error(self) -> LaconicError | None:
-        """The last failure of an exchange on this rank."""
+        """The last failure of an exchange on this rank, or None."""
         return self.worker.exchanges.last_error
 
     @property
     def closed(self) -> bool:
-        """Its wrapper has gone, or `close` was called."""
+        """True after `close`, and after the wrapper was garbage-collected."""
         return self.worker.commands.closed
 
     @property
     def parameters(self) -> list:
-        """Names and tensors of what is exchanged here, in the order of saved state."""
+        """(name, tensor) of the exchanged parameters, in the order of the saved state."""
         return list(self._opened.parameters.ours)
 
     def describe(self) -> str:
-        """The one line that rank 0 logs at start."""
+        """The line that rank 0 logs at attach."""
         return self._opened.describe()
 
     def stats(self) -> dict:
         """Counters since attach: steps, dense_bytes, wire_bytes, ratio, encode/decode/wire seconds, fallbacks, …
 
-        May be called from any thread at any time, as may explain(). Buckets without compression, which PyTorch's own
-        all-reduce sums, count in steps, elements, rounds and bytes, but not as exchanges or seconds: those are the worker's.
+        May be called from any thread at any time, as may explain(). Uncompressed buckets, which PyTorch's own all-reduce sums, count in
+        steps, elements, rounds and bytes, but not in exchanges and seconds.
         """
         return self.worker.stats()
 
     def explain(self) -> dict:
-        """What was picked and why: spec, strategy, reason, memory, and every parameter's codec and largest payload, or why it
-        is not compressed. docs/guide/pytorch.md has every key."""
+        """The plan and its reasons: spec, strategy, reason, memory, and each parameter's codec and largest payload, or why it is not
+        compressed. docs/guide/pytorch.md lists every key.
+        """
         explained = self._opened.explain()
         return {**explained, "second_leg": self.steps.units.second_leg(explained)}
 
     def flush(self, steps: int = 10) -> int:
-        """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
+        """Sends the residuals: an equal part of them in each of `steps` steps (1 to 65535; 1: all at once).
 
-        Gives the number of the step after which they are empty, `handle.step + steps`: the first step after the call
-        carries the request to the other ranks, the next one is the first that drains. One rank's call is enough; ranks that
-        call it give the same number. A flush that is under way goes on as it is, and so does one that was saved with
-        state_dict. `stats()["flush_steps_left"]` counts down.
+        Returns the number of the step after which they are empty, `handle.step + steps`: the first step after the call carries the
+        request to the other ranks, and sending starts with the next one. One rank's call is enough; ranks that call it get the same
+        number. A flush that is already running, also one restored from a saved state, is not changed. `stats()["flush_steps_left"]`
+        counts down.
         """
         with self.steps.between("flush"):
             return self.worker.flush(steps)
 
     def set(self, spec: str | None = None, rules=None, control: str | None = None) -> None:
-        """Other settings from the next iteration on: those of `laconic.attach`; what is None stays. Residuals stay, too.
+        """Changes settings of `laconic.attach` from the next iteration on; arguments that are None keep their setting, and residuals are kept.
 
-        Every rank makes the call, with the same arguments, between two iterations. All ranks change, or none does: where one
-        cannot, or ranks differ, all get one LaconicError and train on as before. A setting without error feedback
-        (`none`, `bf16`, `+noef`) has no place for residuals: these go out with the gradients first, in as many steps as they are
-        larger, and the setting holds from the iteration behind them. docs/guide/control.md.
+        Collective: every rank calls it with the same arguments, between two iterations. All ranks change or none does: if one cannot, or
+        if ranks differ, all raise the same LaconicError and continue as before. A setting without error feedback (`none`, `bf16`,
+        `+noef`) cannot keep residuals: they are sent first, over several steps, and the setting takes effect after that.
+        docs/guide/control.md.
         """
         with self.steps.between("set"):
             if self.settings.set(spec, rules, control):
                 self.hook.take_settings()
 
     def follow(self, optimizer) -> None:
-        """Residuals follow the learning rates of a torch optimizer, so that what they hold back still moves the parameters as far
-        as it would have: where a rate has changed since the last step, they are multiplied by old/new, each by the rate of its own
-        parameter's group. At a rate of 0 they wait for the next positive one.
+        """Scales residuals with the learning rates of a torch optimizer, so that a residual moves its parameter as far as it would have when
+        it was held back: when a rate changes, the residuals of its group are multiplied by old/new. While a rate is 0, they wait for the
+        next positive one.
 
-        Every rank calls it, with its own optimizer of the same rates, before training; with several optimizers, once for each.
-        The rates are part of the saved state. No call per step is needed.
+        Every rank calls it once before training, with its own optimizer, whose rates are the same on all ranks; with several optimizers,
+        once for each. Rates are part of the saved state.
         """
         self.steps.units.follow(optimizer)
 
     def state_dict(self) -> dict:
-        """Everything that this rank must have to continue bit for bit. One per rank: residuals differ.
+        """What this rank needs to continue bit for bit. Residuals differ between ranks: save one state per rank.
 
-        From another thread than the one that trains it waits for the end of the step under way, at most for the group's time-out. From
-        inside of backward(), a signal handler that comes meanwhile included, it is refused and changes nothing, as are flush, set and
-        load_state_dict: save the state that was taken last between two steps. When the engine has failed it always answers.
+        From another thread than the training thread it waits for the end of the current step, at most for the group's timeout. During
+        backward(), for example in a signal handler, it raises LaconicError and changes nothing, as do flush, set and load_state_dict:
+        save the last state taken between steps. After a failure of the engine it always returns.
         """
         with self.steps.between("state_dict"):
             state, named = self.worker.state_dict(), self.worker.session.names
             return sealed({**state, "layout": [[named[i] for i in parameters] for parameters in self.hook.exchanges()]})
 
     def load_state_dict(self, state: dict) -> None:
-        """Continues a saved run. Another rank's state, world size, model, spec or version is refused with the reason, a
-        damaged one state_corrupt that names what; either changes nothing."""
+        """Restores this rank's state_dict.
+
+        Raises:
+            LaconicError: the state belongs to another rank, world, model, spec or version, or is damaged (state_corrupt names the entry).
+                Nothing is changed then.
+        """
         self.prepare(state)()
 
     def prepare(self, state: dict):
-        """Checks a saved state as load_state_dict does and changes nothing; gives a call that loads it and cannot fail."""
+        """Checks a saved state as load_state_dict does, without changing anything. Returns a callable that loads it and cannot fail."""
         check_fields("it", state, {"version", "header", "step", "tensors", "layout"}, {"rates"})
         ours, session = self._opened.parameters.ours, self.worker.session
         saved = names.renamed(unsealed(state), session, self._opened.session_of)
@@ -155,26 +161,27 @@ class Handle:
         return continues
 
     def gather_texts(self, text: str) -> list[str]:
-        """Every rank's text (500 bytes of UTF-8 at most), in rank order. Collective: every rank makes the call, between two
-        iterations."""
+        """Every rank's text (at most 500 bytes of UTF-8), in rank order. Collective: every rank calls it between two iterations."""
         with self.steps.between("gather_texts"):
             return self.worker.gather_texts(text)
 
     def at_end(self, callback) -> None:
-        """`callback()` is called once when the wrapper goes away or the handle is closed, in a thread of laconic's; state_dict
-        and parameters are whole then. Not at the end of the process: see atexit."""
+        """Calls `callback()` once, on a thread of laconic's, when the wrapper is garbage-collected or the handle is closed; state_dict and
+        parameters are still available to it. Not called at the end of the process: use atexit.
+        """
         self.worker.commands.at_end(callback)
 
     def close(self) -> None:
-        """Ends the worker and frees what it holds; stats() and explain() stay. The model cannot exchange afterwards. Every
-        rank calls it."""
+        """Stops the worker and frees the handle's memory; stats() and explain() stay available. The model can no longer exchange gradients.
+        Every rank calls it.
+        """
         self.worker.close()
         if self.worker.session.waiting and self.rank == 0:
-            environment.say("set: residuals were not out when training ended; nothing was set", logging.WARNING)
+            environment.say("set: training ended before all residuals were sent; nothing was changed", logging.WARNING)
         self.tell_last_changes()
 
     def tell_last_changes(self) -> None:
-        """On rank 0, what laws have changed and nothing has told yet. close() does it."""
+        """Logs on rank 0 the changes of control policies that were not logged yet. close() calls it."""
         self.settings.tell_changes(last=True)
 
     def __reduce__(self):
@@ -182,14 +189,15 @@ class Handle:
 
 
 class PickledHandle:
-    """What a pickle, or a copy, of a wrapper has of its handle: the spec. The residual stays where it is, and the copy's
-    reducer knows no hook: attach to it."""
+    """A pickled or copied handle: it has only the spec. The residual stays with the original, and the copy's reducer has no hook: attach
+    to it.
+    """
 
     def __init__(self, spec: str):
         self.spec = spec
 
     def on_bucket(self, bucket):
-        raise errors.error("unsupported", "this handle came out of a pickle", "call laconic.attach after loading the model")
+        raise errors.error("unsupported", "this handle was unpickled", "call laconic.attach after loading the model")
 
 
 class PassThrough:

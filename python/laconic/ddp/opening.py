@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a process group agree on at attach, and what of it is told."""
+"""Agreement of a process group's ranks at attach, and its reports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Opened:
         lane = SharedLane.of(of, meeting, stage.backend)
         self.sibling = lane.sibling
         try:
-            session, engine = lane.wait_for(functools.partial(self._open, lane.engine, check, options, servers, warmup))  # behind what other wrappers exchange
+            session, engine = lane.wait_for(functools.partial(self._open, lane.engine, check, options, servers, warmup))  # after the exchanges of other wrappers
         except LaconicError:  # on every rank
             lane.leave()
             raise
@@ -92,7 +92,7 @@ class Opened:
         return session, engine
 
     def _check_cards(self, cards: list) -> None:
-        """What the library does not compare. `cards`: of every rank, in rank order."""
+        """Compares what the library does not. `cards`: of every rank, in rank order."""
         for what, at in (("warmup", 0), ("the number of parameters that no codec supports", 1)):
             other = next((r for r, card in enumerate(cards) if card[at] != cards[0][at]), None)
             if other is not None:
@@ -101,10 +101,10 @@ class Opened:
         self.one_machine = len({card[2] for card in cards}) == 1
 
     def session_of(self, others: list[str]) -> CSession:
-        """Of this model under other names."""
+        """A session of this model under other names."""
         return self._make_session(self.parameters.shaped(others), record=None, control=None)
 
-    # ---- what is told ---------------------------------------------------------------------------------------------------
+    # ---- reports --------------------------------------------------------------------------------------------------------
 
     def explain(self) -> dict:
         explained, stage = self.worker.explain(), self.stage

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What is behind a handle: the settings in force, and steps of training with the calls between them."""
+"""The settings of a handle, and its training steps with the calls between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .turns import Turns, refused
 
 
 class Settings:
-    """What is in force, at attach and when others are set."""
+    """The current settings, at attach and after a change."""
 
     def __init__(self, opened: Opened):
         self._opened, self._worker = opened, opened.worker
@@ -38,8 +38,8 @@ class Settings:
         self._changes = Changes() if session.reports and self._opened.rank == 0 else None
 
     def set(self, spec, rules, control) -> bool:
-        """Whether they hold from the next step on; else they wait."""
-        with contextlib.suppress(LaconicError):  # every rank hears of it below
+        """True if the settings hold from the next step on, False if residuals have to be sent first."""
+        with contextlib.suppress(LaconicError):  # every rank gets the error below
             rules = None if rules is None else names.of_rules(given(rules))
         if self._worker.set(spec, rules, control):
             return self._taken()
@@ -48,7 +48,7 @@ class Settings:
         return False
 
     def set_what_waits(self) -> bool:
-        """In a hook, which would not survive an error: it is told, and training goes on."""
+        """Called in a hook, which must not raise: an error is logged, and training continues."""
         try:
             return self._worker.session.waiting and self._worker.set_what_waits() and self._taken()
         except LaconicError as error:
@@ -64,7 +64,7 @@ class Settings:
         return True
 
     def tell_changes(self, *, last: bool = False) -> None:
-        """On rank 0, what laws have changed."""
+        """Logs on rank 0 what control policies changed."""
         if self._changes is not None:
             self._changes.tell(self._opened.explain, last=last)
 

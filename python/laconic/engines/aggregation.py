@@ -43,7 +43,7 @@ def _number(name: str, value, above: float, most: float, unit: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptions:
-    """What a call says of aggregation servers: see laconic.attach."""
+    """Options of aggregation servers in a call: see laconic.attach."""
 
     aggregator: str | None = None
     token: str | os.PathLike | None = None
@@ -54,7 +54,7 @@ class ServerOptions:
 
 
 class Servers:
-    """What a call, or the environment, says of aggregation servers."""
+    """The aggregation servers named by a call or by the environment."""
 
     def __init__(self, addresses: list[str], token: str | None, quorum: float, deadline_ms: float, auth: str, multicast: bool):
         self.addresses, self.token, self.quorum, self.deadline_ms, self.auth = addresses, token, quorum, deadline_ms, auth
@@ -65,7 +65,7 @@ class Servers:
 
     @classmethod
     def of(cls, options: ServerOptions) -> Servers | None:
-        """None: nobody named any. LACONIC_AGGREGATOR and LACONIC_TOKEN_FILE stand in for what the call leaves out."""
+        """None if none are named. LACONIC_AGGREGATOR and LACONIC_TOKEN_FILE are the defaults of the call's arguments."""
         aggregator, token, auth, multicast = options.aggregator, options.token, options.auth, options.multicast
         quorum = _number("quorum", options.quorum, 0, 1, "")
         deadline_ms = _number("deadline_ms", options.deadline_ms, 0, _HOUR_MS, " ms")
@@ -99,7 +99,7 @@ class Servers:
         self._close.atexit = False
 
     def card(self) -> list:
-        """What has to be the same on all ranks. The token is 32 random bytes: its hash tells nothing of it."""
+        """The options that must be the same on all ranks. The token is 32 random bytes, which its hash does not reveal."""
         secret = b""
         if self.token is not None:
             with open(self.token, "rb") as file:
@@ -139,7 +139,7 @@ class Servers:
         return json.loads(_lib.lib.laconic_aggregator_stats(self._handle).decode())["multicast_servers"]
 
     def _tell_of_multicast(self, heard: list[int]) -> None:
-        """A line where somebody does not hear all servers."""
+        """Logs the ranks that multicast does not reach."""
         deaf = [str(rank) for rank, servers in enumerate(heard) if servers < len(self.addresses)]
         if deaf:
             whom = f"rank {', '.join(deaf)}" if len(deaf) < len(heard) else "any rank"
@@ -245,7 +245,7 @@ class AggregatingEngine:
             self.inner.settle(batch.inner)
 
     def _end_runs(self, batch: _Batch) -> None:
-        """Behind a failure: no run uses the memory of the batch any more."""
+        """After a failure: no run uses the memory of the batch any more."""
         if any(not run.ended.is_set() for run in batch.runs):
             _lib.lib.laconic_aggregator_interrupt(self._handle)
         for run in batch.runs:
@@ -283,7 +283,8 @@ class AggregatingEngine:
 
 @atexit.register
 def _leave_all() -> None:
-    """A rank that goes at once takes the last result from those that have yet to get it: the server hears that its port is closed."""
+    """Ranks leave together: if a rank left at once, the server would find its port closed, and others could not get the last
+    result."""
     for engine in list(_open):
         engine.leave()
 
@@ -299,7 +300,7 @@ def of(options: ServerOptions, *, strategy: str, limiter=None) -> Servers | None
 
 
 def agree(engine, servers: Servers | None) -> None:
-    """Every rank hears it where they differ."""
+    """Raises the difference on every rank."""
     cards = gather_texts(engine, json.dumps(None if servers is None else servers.card()), limit=4000)
     other = next((rank for rank, card in enumerate(cards) if card != cards[0]), None)
     if other is None:

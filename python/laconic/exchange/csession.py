@@ -28,7 +28,7 @@ WINDOW, PART = 2, 8 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a call says of an exchange: see laconic.attach. `keys`: of the codec, which are not in the spec."""
+    """Options of an exchange in a call: see laconic.attach. `keys`: settings of the codec that are not in the spec."""
 
     spec: str
     keys: dict = dataclasses.field(default_factory=dict)
@@ -49,7 +49,7 @@ class Options:
                                    record=chosen(self.record, "LACONIC_RECORD"))
 
     def session(self, parameters, **more) -> CSession:
-        """What `read` gave, as a session. `more`: further arguments, or others."""
+        """The result of `read`, as a session. `more`: further arguments, or replacements."""
         arguments = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "keys"}
         return CSession(parameters=parameters, **{**arguments, **more})
 

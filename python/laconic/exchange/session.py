@@ -103,16 +103,16 @@ class Session:
         if (rank is None) != (world is None):
             raise errors.error("invalid_argument", f"rank is {rank!r} and world is {world!r}", "give both or neither")
         if engine != "gloo" and (rendezvous is not None or interface is not None):
-            raise errors.error("invalid_argument", f"engine {engine!r} takes no rendezvous and no interface",
+            raise errors.error("invalid_argument", f"engine {engine!r} does not accept rendezvous or interface",
                                'they are for engine="gloo"')
         if engine != "c10d" and group is not None:
-            raise errors.error("invalid_argument", f"engine {engine!r} takes no group", 'it is for engine="c10d"')
+            raise errors.error("invalid_argument", f"engine {engine!r} does not accept group", 'it is for engine="c10d"')
         if engine == "mpi":
             self._engine = plugin.open_mpi(timeout=timeout)
         elif engine == "gloo":
             if rank is None or rendezvous is None:
-                raise errors.error("invalid_argument", "nobody tells Gloo of the other ranks",
-                                   'engine="gloo" takes rank, world and rendezvous="file:FOLDER" or "tcp:HOST:PORT"')
+                raise errors.error("invalid_argument", "engine='gloo' needs rank, world and rendezvous",
+                                   'rendezvous is "file:FOLDER" or "tcp:HOST:PORT"')
             world = whole("world", world, 1, U32)
             options = {"rank": whole("rank", rank, 0, world - 1), "world": world,
                        "rendezvous": _text("rendezvous", rendezvous), "interface": _text("interface", interface)}
@@ -120,7 +120,7 @@ class Session:
         elif engine == "c10d":
             self._engine = self._open_c10d(group)
         else:
-            raise errors.error("invalid_argument", f"engine {engine!r} is not known", "one of " + ", ".join(ENGINES))
+            raise errors.error("invalid_argument", f"unknown engine {engine!r}", "one of " + ", ".join(ENGINES))
         self.rank, self.world = self._engine.rank, self._engine.world
 
     def _open_c10d(self, group):
@@ -128,14 +128,14 @@ class Session:
             import torch.distributed as dist
         except ImportError as error:
             raise errors.error("unsupported", f'engine="c10d" needs torch: {error}',
-                               "pip install torch, or take mpi or gloo") from None
+                               "pip install torch, or use engine mpi or gloo") from None
         from ..engines.c10d import Engine
         from ..engines.group import Meeting, Sibling
 
         if group is None:
             if not (dist.is_available() and dist.is_initialized()):
                 raise errors.error("invalid_argument", "torch has no process group yet",
-                                   "torch.distributed.init_process_group first")
+                                   "call torch.distributed.init_process_group first")
             group = dist.group.WORLD
         self._sibling = Sibling(group, Meeting(group, ""))
         return Engine(self._sibling.group, of=group)
@@ -146,8 +146,8 @@ class Session:
         sums = self._engine.probe_sums()
         try:
             if rank is not None and (rank, world) != (self.rank, self.world):
-                raise errors.error("invalid_argument", f"the launcher has made this rank {self.rank} of {self.world}, asked for is "
-                                   f"rank {rank} of {world}", "leave rank and world to the launcher")
+                raise errors.error("invalid_argument", f"the launcher started this rank as {self.rank} of {self.world}, requested was "
+                                   f"rank {rank} of {world}", "omit rank and world: the launcher sets them")
             listed, options = _listed(parameters), options.read()
             servers = aggregation.of(named, strategy=options.strategy)
             if servers is not None:
@@ -159,7 +159,7 @@ class Session:
             failure = aggregation.without_codes(error, str(options.spec))
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.Session)")
-        cards = cards_of_all(self._engine, session, failure, "make its session")
+        cards = cards_of_all(self._engine, session, failure, "create its session")
         if servers is not None or not self._engine.of_cpp:  # ranks of C++ know no such round
             aggregation.agree(self._engine, servers)
         session.check(cards)
@@ -193,7 +193,7 @@ class Session:
             except LaconicError as error:  # the other ranks are about to exchange theirs
                 failure = error
             except Exception as error:  # noqa: BLE001
-                failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "give a flat float32 array")
+                failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "pass a flat float32 array")
             if failure is not None and self._session.broken is not None:
                 raise self._session.broken
             if failure is not None:
@@ -226,7 +226,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._last_words is not None:
-            raise errors.error("invalid_argument", "this session was closed", "make another one")
+            raise errors.error("invalid_argument", "this session is closed", "create another one")
 
     def _tell_changes(self, *, last: bool = False) -> None:
         if self.rank == 0 and self._session.reports:
@@ -279,7 +279,7 @@ class Session:
             if self._driver.set(spec, rules, control):
                 self._take_settings()
             elif self.rank == 0:
-                environment.say(f"set: residuals go out first, over {self._session.flush_steps_left()} steps or more")
+                environment.say(f"set: residuals are sent first, over {self._session.flush_steps_left()} steps or more")
 
     def _take_settings(self) -> None:
         explained = self._session.explain()
@@ -294,7 +294,7 @@ class Session:
                 self._take_settings()
         except LaconicError as error:
             if self.rank == 0 and self._session.broken is None:  # else the exchange has the message
-                environment.say(f"set: {error}; averages go on by {self.spec}", logging.WARNING)
+                environment.say(f"set: {error}; averaging continues with {self.spec}", logging.WARNING)
 
     def state_dict(self) -> dict:
         """What this rank needs to continue bit for bit, as plain data: {"version", "header", "part", "entries"}; entries maps names to the
@@ -352,7 +352,7 @@ class Session:
             self._last_words = self._stats(), self._explain()
             self._tell_changes(last=True)
             if self._session.waiting and self.rank == 0:
-                environment.say("set: residuals were not out at the end; nothing was set", logging.WARNING)
+                environment.say("set: the session ended before all residuals were sent; nothing was changed", logging.WARNING)
             if self._session.broken is None:
                 self._driver.close()
                 self._session.close()
@@ -405,7 +405,7 @@ def _listed(parameters) -> list[tuple[str, tuple[int, ...]]]:
             name, shape = entry
         except (TypeError, ValueError):
             raise errors.error("invalid_argument", f"a parameter is {entry!r}",
-                               'a pair of name and shape, ("w1", (64, 256))') from None
+                               'use a pair of name and shape, such as ("w1", (64, 256))') from None
         dims = shape if isinstance(shape, (tuple, list)) else (shape,)
         listed.append((name, tuple(whole(f"the shape of {name!r}", d, 0, U64) for d in dims)))
     return listed

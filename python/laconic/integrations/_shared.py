@@ -40,17 +40,17 @@ def attach(model, spec: str | None, options: dict, ours, why: str):
     """
     wrapped = isinstance(model, DistributedDataParallel)
     if world() == 1 and not wrapped:
-        return say_once("one process exchanges nothing: LaconicCallback does not attach", logging.INFO)
+        return say_once("one process has nothing to exchange: LaconicCallback does not attach", logging.INFO)
     handle = handle_of(model)
     if handle is None:
         try:
-            return attach_wrapper(model, spec, **options)  # in any case: the other ranks hear of a rank that has no wrapper
+            return attach_wrapper(model, spec, **options)  # in any case: the other ranks must learn that this one has no wrapper
         except LaconicError as error:
             if error.name != "unsupported" or wrapped:
                 raise
             return say_once(f"nothing is compressed: {why}")
     if handle is not ours and spec is not None and spec != handle.spec and not isinstance(handle, PassThrough):
-        say_once(f"this model is attached already with {handle.spec}; {spec} of LaconicCallback is not used")
+        say_once(f"this model is already attached with {handle.spec}; {spec} of LaconicCallback is not used")
     return handle
 
 
@@ -68,7 +68,7 @@ def save(handle, path: Path) -> None:
     trouble = write(path, content_of(handle))
     try:
         texts = handle.gather_texts(trouble)
-    except RuntimeError:  # the exchange has failed: this rank still saves what it has, and the next step tells of the failure
+    except RuntimeError:  # the exchange failed: this rank still saves its state, and the next step reports the failure
         return _say_unsaved([handle.rank], trouble) if trouble else None
     troubled = [(rank, text) for rank, text in enumerate(texts) if text]
     if troubled and handle.rank == 0:
@@ -86,7 +86,7 @@ def write(path: Path, content: dict) -> str:
 
 
 def _say_unsaved(ranks: list[int], trouble: str) -> None:
-    environment.say(f"the state of rank {listed(ranks)} was not saved, a run that resumes here starts with empty residuals: "
+    environment.say(f"the state of rank {listed(ranks)} was not saved; a run that resumes here starts with empty residuals: "
                     f"{trouble}", logging.WARNING)
 
 
@@ -147,11 +147,11 @@ def _first_that_fits(handle, paths: list[Path]):
 
 def _fits(handle, content: dict, what: str):
     if content.keys() != _FIELDS:
-        return f"{what} is no state that a LaconicCallback saved", None
+        return f"{what} is not a state that LaconicCallback saved", None
     if content["version"] != VERSION:
         return f"{what} has version {content['version']}, this package reads {VERSION}", None
     if content["fingerprint"] != fingerprint(handle.parameters):
-        return f"{what} goes with other parameters than those that the model has now", None
+        return f"{what} belongs to other parameters than the model has", None
     try:
         load = handle.prepare(content["state"])
     except LaconicError as error:

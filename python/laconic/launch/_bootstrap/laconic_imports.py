@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Tells laconic.launch.automatic of a module of torch as soon as it was executed, and costs nothing where torch is never imported.
+"""Calls laconic.launch.automatic when a module of torch has been executed, at no cost if torch is never imported.
 
 Read at the start of every process under laconic.run: nothing here may import more than the interpreter has loaded by then.
 """
@@ -79,7 +79,7 @@ def complain(error):
 
 
 def install():
-    """Once in a process. Modules that are there already are told at once."""
+    """Once per process. Modules that are already imported are reported at once."""
     if any(_is_ours(finder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, Watcher())
