@@ -152,7 +152,7 @@ Result<void> Bench::sum(std::span<float> values) {
                   .recv = data});
 }
 
-/// Everybody's bytes, of one length, into all_.
+/// Gathers all ranks' bytes, of one length, into all_.
 Result<void> Bench::gather(std::span<const uint8_t> own) {
   sent_.assign(own.begin(), own.end());
   all_.resize(own.size() * engine_.world());
@@ -192,7 +192,7 @@ Result<void> Bench::agree() {
   return {};
 }
 
-/// Memory that `take` takes. A rank that has none tells the others; all meet here.
+/// Allocates with `take`. A rank that fails reports it to the others; collective.
 template <class Take>
 Result<void> Bench::taken(const Take& take) {
   uint8_t failed = 0;
@@ -279,7 +279,7 @@ Result<AllReducePoint> Bench::point(const std::string& spec) {
   return point;
 }
 
-/// What the last compressed call has moved.
+/// Measures the data that the last compressed call sent.
 Result<void> Bench::wire_alone() {
   if (auto ready = taken([&] { recorded_.prepare(); }); !ready) return ready;
   const auto start = std::chrono::steady_clock::now();

@@ -62,7 +62,7 @@ struct AllReducePoint {
   double wire_seconds = 0;   ///< the steps of a compressed call with nothing to encode and decode
   double codec_seconds = 0;  ///< of a compressed call: encoding and decoding, on the slowest rank
   uint64_t sent_bytes = 0;   ///< by rank 0 in a compressed call
-  std::string explained;     ///< Session::explain() of this rank, behind the last call
+  std::string explained;     ///< Session::explain() of this rank, after the last call
 };
 
 /// The columns of nccl-tests for an all-reduce, in GB/s of 10^9 bytes.

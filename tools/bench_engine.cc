@@ -117,7 +117,7 @@ Json measured_json(const Measured& m, uint64_t bytes, uint32_t world) {
           {"error", m.error}};
 }
 
-/// What was in force at the end, rule by rule, the call's last.
+/// The settings at the end, by rule, the call's last.
 Json settings_json(const std::string& explained) {
   const auto all = parse_json(explained);
   Json settings = Json::array();
@@ -238,8 +238,8 @@ int fail_alone(const Error& error, bool json) {
   return fail(of_rank(launched->rank, error), json, status_of(error));
 }
 
-/// What a host lacks, a file of rules or a plug-in, all its processes lack: one speaks. Not every
-/// launcher ends a job when processes end that have not opened MPI.
+/// All processes of a host lack the same file of rules or plug-in: one of them reports it. Not
+/// every launcher ends a job when processes end that have not opened MPI.
 int fail_to_open(const Error& error, bool json) {
   const auto launched = launch();
   const bool speaks = error.code == Errc::timed_out || !launched || launched->local_rank == 0;

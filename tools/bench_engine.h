@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// laconic bench --engine: compressed averaging beside the engine's own all-reduce.
+// laconic bench --engine: compressed averaging compared with the engine's own all-reduce.
 #pragma once
 
 #include <cstdint>

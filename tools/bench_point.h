@@ -46,7 +46,7 @@ struct Point {
   double ratio = 0;
   Timing encode;
   Timing decode;
-  double clock_ghz = 0;  ///< of the core, beside the samples
+  double clock_ghz = 0;  ///< of the core, during the samples
   ErrorMetrics error;    ///< of one encoding without feedback
 };
 

@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// One command of the `laconic` program: its options are declared on a Command, and what is returned
-// runs when it was chosen. CLI11, whose templates cost seconds of compiling, is behind command.cc.
+// One command of the `laconic` program: its options are declared on a Command, and the returned
+// function runs if the command is chosen. CLI11, whose templates cost seconds of compiling, is
+// hidden in command.cc.
 #pragma once
 
 #include <cstdint>

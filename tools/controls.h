@@ -5,7 +5,7 @@ namespace laconic::tools {
 
 enum class As : unsigned char { text, json, markdown };
 
-/// What can be named in a control, and what of which codec it moves.
+/// The controls, and the settings of codecs that they change.
 int list_controls(As as);
 
 }  // namespace laconic::tools

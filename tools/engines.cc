@@ -58,7 +58,7 @@ std::vector<Path> entries(const Path& folder) {
   return found;
 }
 
-/// Where plug-ins may lie, for a command in `program`: as built and as installed; on Debian in the
+/// Folders of plug-ins for a command in `program`: as built and as installed; on Debian in the
 /// folder of an architecture; in the Python package, where pip puts it.
 std::vector<Path> plugin_folders(const Path& program) {
   std::vector<Path> folders = {program / "../lib", program / "../lib64",
@@ -75,7 +75,7 @@ std::vector<Path> plugin_folders(const Path& program) {
   return folders;
 }
 
-/// Of this program's folders; else the loader searches for the name.
+/// The path in this program's folders; otherwise the name for the loader.
 std::string path_of(const std::string& file) {
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();

@@ -15,7 +15,7 @@
 
 namespace laconic::tools {
 
-/// What an MPI launcher tells the processes that it starts, by their environment.
+/// The environment that an MPI launcher gives to its processes.
 struct Launch {
   std::string library;  ///< "Open MPI" or "MPICH"
   std::string plugin;   ///< file name of its plug-in

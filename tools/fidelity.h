@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a spec makes of one gradient: laconic verify --spec.
+// The errors of a spec on one gradient: laconic verify --spec.
 #pragma once
 
 #include <cstdint>

@@ -102,8 +102,8 @@ struct Json::Member {
   Json value;
 };
 
-/// One value and nothing behind it; invalid_argument says what is wrong, and where. Total for any
-/// bytes, and for any depth.
+/// Parses one value and nothing after it; invalid_argument has the reason and position. Accepts any
+/// bytes and any depth.
 Result<Json> parse_json(std::string_view text);
 
 }  // namespace laconic::tools

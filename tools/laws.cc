@@ -69,7 +69,7 @@ class Coder {
         params_(*static_cast<const Sidco::Params*>(spec.params())),
         unit_{n, n, 1, 0, 0},
         plan_(Sidco::plan(params_, unit_, 1)),
-        // What is shown is the fit: without state a call that keeps a threshold makes one.
+        // The fit is shown: without state, a call that keeps a threshold makes one.
         state_(plan_.state_floats == codecs::sidco::Adaptation::kFloats ? plan_.state_floats : 0) {
     Sidco::init(params_, unit_, place_, state_);
   }
@@ -181,7 +181,8 @@ std::optional<Json> laws_json(std::span<const float> x, const Values& v) {
   };
 }
 
-/// What a stage was fitted to: the magnitudes above the threshold of the stage before.
+/// The values to which a stage was fitted: the magnitudes above the threshold of the previous
+/// stage.
 std::span<const float> fitted_to(const Values& v, const Trace& t, uint32_t stage) {
   const std::span<const float> all(v.ascending);
   if (stage == 0) return all;

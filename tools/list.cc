@@ -24,7 +24,7 @@ struct Options {
   bool controls = false;
 };
 
-/// What a spec without a modifier remembers: "on" and "off" are those of a residual.
+/// The memory of a spec without a modifier: "on" and "off" refer to a residual.
 std::string feedback_text(const Contract& contract) {
   switch (contract.memory_default) {
     case MemoryKind::none:
@@ -90,7 +90,7 @@ Table key_table(std::span<const CodecTable* const> of) {
   return table;
 }
 
-/// What laconic_codecs_json() gives, and a line feed.
+/// Prints laconic_codecs_json() and a line feed.
 int print_codecs_json(std::span<const CodecTable* const> of) {
   fmt::print("{}\n", session::describe_codecs(of));
   return kFine;

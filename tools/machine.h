@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What this machine is, as far as speed depends on it.
+// The properties of this machine that affect speed.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What an aggregation server tells about itself over HTTP, in Prometheus's text format. By
-// prometheus-cpp where the build has it; else a twin answers why there is nothing.
+// Metrics of an aggregation server over HTTP, in Prometheus's text format. Uses prometheus-cpp if
+// the build has it; otherwise a twin returns the reason.
 #pragma once
 
 #include <memory>

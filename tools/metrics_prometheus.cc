@@ -153,7 +153,7 @@ class Collected final : public prometheus::Collectable {
   Figures figures_;
 };
 
-/// Of CivetWeb: so many clients are read at once, and none of them for longer.
+/// Threads of CivetWeb: the number of clients served at once.
 constexpr const char* kThreads = "8";
 constexpr const char* kRequestMs = "1000";
 

@@ -11,8 +11,8 @@ namespace {
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kShownDimensions = 32;  // NumPy's own limit until version 2
 
-/// Reads a Python dict literal of a str, a bool and a tuple of whole numbers, as far as it has been
-/// right: `ok` stays false behind the first surprise.
+/// Reads a Python dict literal of a str, a bool and a tuple of whole numbers: `ok` stays false
+/// after the first error.
 class Reader {
  public:
   explicit Reader(std::string_view text) : rest_(text) {}
@@ -113,7 +113,7 @@ bool is_npy(Bytes bytes) noexcept {
 
 Result<NpyHeader> parse_npy(Bytes bytes) {
   if (!is_npy(bytes)) return broken("is no .npy file: it does not begin with \\x93NUMPY");
-  const std::size_t at = kMagic.size() + 2;  // behind the version
+  const std::size_t at = kMagic.size() + 2;  // after the version
   if (bytes.size() < at + 4) return broken("ends within its .npy header");
   const uint8_t version = bytes[kMagic.size()];
   if (version < 1 || version > 3) {

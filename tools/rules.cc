@@ -73,7 +73,7 @@ Result<std::vector<uint32_t>> classes_of(std::vector<Rule> rules, const Options&
   return control::classes_of(rules, names, elements);
 }
 
-/// By rule; the last are those that no rule takes.
+/// Parameters by rule; the last entry has those without a rule.
 std::vector<Taken> taken_by(std::size_t rules, const std::vector<Parameter>& parameters,
                             const std::vector<uint32_t>& classes) {
   std::vector<Taken> taken(rules + 1);

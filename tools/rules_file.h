@@ -16,7 +16,7 @@ namespace laconic::tools {
 /// Specs, controls and globs are as they were written: what they mean, sessions decide. Errors
 /// name `path`, and line and column or rule.
 Result<std::vector<Rule>> parse_rules(const std::string& path, std::string_view text);
-/// Of a file, which is read first.
+/// Reads a file of rules.
 Result<std::vector<Rule>> read_rules(const std::string& path);
 
 }  // namespace laconic::tools

@@ -34,7 +34,7 @@ kernels::PackedIndices indices_of(Bytes payload, uint64_t n) {
   return {payload.data() + kHeader, payload.size() - kHeader, index_width(n)};
 }
 
-// Of m elements of a sign.
+// Elements to send of the m elements of one sign.
 uint64_t wanted_of(double ratio, uint64_t m) {
   if (m == 0) return 0;
   const auto k = static_cast<uint64_t>(std::ceil(ratio * static_cast<double>(m)));
@@ -45,7 +45,7 @@ uint64_t wanted_of(double ratio, uint64_t m) {
 bool too_few(uint64_t count, uint64_t k) { return 4 * count < 3 * k; }
 uint64_t most_of(uint64_t k) { return k + k / 4; }
 
-// Of both signs: rounding up happens twice.
+// Maximum for both signs: each is rounded up.
 uint64_t most_sent(double ratio, uint64_t n) {
   return n == 0 ? 0 : std::min(n, most_of(wanted_of(ratio, n) + 2));
 }
@@ -122,7 +122,7 @@ struct Finder {
     sample = {parted, parted + size - negative};
   }
 
-  // Of a small unit all is known: each side with zeros in place of the other.
+  // A small unit is known completely: each side gets zeros for the elements of the other.
   void part_all(float* positives, float* negatives) {
     for (uint64_t j = 0; j < n; ++j) {
       positives[j] = std::max(x[j], 0.0F);

@@ -13,7 +13,7 @@
 
 namespace laconic::codecs {
 
-/// By the sign bit; zeros have none.
+/// Side of an element, by its sign bit; zeros belong to neither.
 enum Sign : uint32_t { kPositive, kNegative };
 inline constexpr std::array kSigns{kPositive, kNegative};
 

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the codecs of dense payloads share: the size of a task's share, and the weighted sum of many
+// Shared by codecs with dense payloads: the size of a task's share, and the weighted sum of many
 // payloads.
 #pragma once
 
@@ -43,7 +43,7 @@ void decode_dense(std::span<const Term> terms, Target target, uint64_t count, ui
   });
 }
 
-/// Of payloads whose length is all that can be wrong.
+/// For payloads in which only the length can be wrong.
 [[nodiscard]] inline Errc check_length(Bytes payload, uint64_t bytes) noexcept {
   return payload.size() == bytes ? Errc::ok : Errc::payload_malformed;
 }

@@ -1,7 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the codecs of one bit per element share: kernels/bits/bits.h over whole units, cut for
-// threads.
+// Shared by codecs with one bit per element: kernels/bits/bits.h over whole units, cut for threads.
 #pragma once
 
 #include <cmath>
@@ -17,7 +16,7 @@ inline constexpr float kLargestForSums = 0x1p112F;
 
 [[nodiscard]] constexpr uint64_t bit_bytes(uint64_t count) noexcept { return ceil_div(count, 8); }
 
-/// The bits behind the last element are zero. `bits` holds bit_bytes(count).
+/// True if the bits after the last element are zero. `bits` holds bit_bytes(count).
 [[nodiscard]] inline bool clean_padding(const uint8_t* bits, uint64_t count) noexcept {
   return count % 8 == 0 || bits[count / 8] >> (count % 8) == 0;
 }
@@ -53,9 +52,9 @@ SignSums pack_signs(const kernels::BitsKernels& kernel, uint64_t begin, uint64_t
 /// residual = a − value, over a unit.
 void keep_rest(uint64_t count, Source source, kernels::BitsValues values, Work& work);
 
-/// target = base + Σ weight·value. `values_of(payload, element)` gives an element's two values,
-/// which are those of all up to the next multiple of `share`, a divisor of kDenseChunk. The bits
-/// lie behind the first `bits_at` bytes.
+/// target = base + Σ weight·value. `values_of(payload, element)` returns an element's two values,
+/// which apply to all elements up to the next multiple of `share`, a divisor of kDenseChunk. The
+/// bits follow the first `bits_at` bytes.
 template <class ValuesOf>
 void decode_signs(std::span<const Term> terms, Work& work, Target target, uint64_t count,
                   uint64_t bits_at, uint64_t share, ValuesOf&& values_of) {

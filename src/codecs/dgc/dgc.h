@@ -30,8 +30,8 @@ struct Dgc {
       integer_field<&Params::warmup>("warmup", 0, 0, 1e9,
                                      "steps over which the ratio falls from 1/4")};
 
-  /// What step `step` sends: in the fifths of the warm-up 1/4, 1/16, 1/64, 1/256, 1/1024, but no
-  /// less than the ratio.
+  /// The ratio at `step`: in the fifths of the warm-up 1/4, 1/16, 1/64, 1/256, 1/1024, but no less
+  /// than the final ratio.
   [[nodiscard]] static double ratio_at(const Params& p, uint64_t step) noexcept;
 
   static Contract contract(const Params& p);

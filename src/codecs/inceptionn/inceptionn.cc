@@ -25,8 +25,9 @@ uint64_t bound_of(uint64_t count) {
   return count == 0 ? 0 : kTagsAt + tag_bytes(count) + count * sizeof(float);
 }
 
-// What normal elements of standard deviation 1e-3 take beside their tags, in 1/10000 of a byte: the
-// chance that one reaches 2^-bound. None of them reaches 2^-7, where class 16 begins at the latest.
+// Expected bytes of normal elements of standard deviation 1e-3 without their tags, in 1/10000 of a
+// byte: the probability that one reaches 2^-bound. None of them reaches 2^-7, where class 16 begins
+// at the latest.
 constexpr std::array<uint32_t, kernels::kInceptionnBound + 1> kExpected{
     0, 0, 0, 0, 0, 0, 0, 0, 1, 508, 3288, 6254, 8071, 9028, 9513, 9757};
 

@@ -27,7 +27,7 @@ uint64_t chunk_of(const Int8::Params& params) { return round_up(kDenseChunk, par
 // The largest float whose product with 127 is finite.
 constexpr float kLargestScale = 0x1.020406p121F;
 
-// By its bits, so that NaN and everything with a sign are larger.
+// Compares bits, so that NaN and all negative values are larger.
 bool valid_scale(const uint8_t* at) { return load<uint32_t>(at) <= float_bits(kLargestScale); }
 
 }  // namespace

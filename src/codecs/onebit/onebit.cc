@@ -140,7 +140,7 @@ Contract OneBit::contract(const Params& params) {
   c.fused = true;
   c.checks_finite = true;
   c.granule = params.scale == Scale::chunk ? static_cast<uint32_t>(kChunk) : 64;
-  // What is left is the spread on both sides of 0: delta is as small as 1/n.
+  // The error is the spread on both sides of 0: delta is as small as 1/n.
   c.contraction = 0;
   return c;
 }

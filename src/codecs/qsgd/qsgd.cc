@@ -37,7 +37,7 @@ uint64_t chunk_of(const Qsgd::Params& params) {
   return round_up(kDenseChunk, std::lcm<uint64_t>(params.bucket, 8));
 }
 
-// By its bits, so that NaN and everything with a sign are refused.
+// Compares bits, so that NaN and all negative values are rejected.
 bool valid_step(const uint8_t* at, uint32_t levels) {
   return load<uint32_t>(at) < 0x7F800000U &&
          std::isfinite(load<float>(at) * static_cast<float>(levels));

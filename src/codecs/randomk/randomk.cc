@@ -12,7 +12,7 @@
 namespace laconic::codecs {
 namespace {
 
-constexpr uint32_t kBlock = 512;  // indices made at a time, on the stack
+constexpr uint32_t kBlock = 512;  // indices made per block, on the stack
 constexpr uint64_t kLanesPerTask = 4096;
 constexpr float kLargest = std::numeric_limits<float>::max();
 
@@ -63,7 +63,7 @@ Contract RandomK::contract(const Params& p) {
   Contract c;
   c.zero_stays_zero = true;
   c.merge = Merge::linear;
-  // What is sent of an element is n/k times it: a residual would grow by that with every step.
+  // A sent element is multiplied by n/k: a residual would grow by that factor in every step.
   if (!p.rescale) {
     c.feedback = Feedback::own;
     c.memory_default = MemoryKind::residual;

@@ -15,10 +15,10 @@ namespace {
 
 constexpr uint64_t kMostName = 255;     // as in saved states
 constexpr uint64_t kMost = 1ULL << 40;  // what is larger is refused where it is used
-/// Behind a payload, so that one without bytes is one.
+/// Follows a payload, so that an empty one is not absent.
 constexpr uint8_t kEnd = 1;
 
-/// Where a callback says what went wrong.
+/// The text of a callback's failure.
 class Why {
  public:
   [[nodiscard]] char* data() noexcept { return text_.data(); }

@@ -30,7 +30,7 @@ class Registered {
 
   /// Lives as long as this.
   [[nodiscard]] const CodecTable& codec() const noexcept { return codec_; }
-  /// Of encode or decode, since it was taken. Then nothing that they have written is to be used.
+  /// True if encode or decode failed since failure() was taken. Their output must not be used then.
   [[nodiscard]] bool failed() const noexcept { return failure_.has_value(); }
   [[nodiscard]] std::optional<Error> take_failure() const {
     return std::exchange(failure_, std::nullopt);
@@ -43,7 +43,7 @@ class Registered {
   };
 
   explicit Registered(const laconic_codec_table& table);
-  /// What the callback has said of a shape when it was first asked.
+  /// The sizes that the callback returned for a shape in its first call.
   [[nodiscard]] Size size_of(const Unit& unit, uint32_t world) const;
   [[nodiscard]] Contract contract() const;
   [[nodiscard]] Plan plan(const Unit& unit, uint32_t world) const;

@@ -28,9 +28,9 @@ class Exceedances {
   [[nodiscard]] static uint64_t scratch_bytes(uint64_t n, uint64_t wanted) noexcept;
   Exceedances(const float* x, uint64_t n, uint64_t wanted, Law law, const Work& work) noexcept;
 
-  /// Of all non-zero magnitudes, divided by unit(): first call.
+  /// Moments of all non-zero magnitudes, divided by unit(); called first.
   Moments all();
-  /// Of the distances from the smallest exceedance over `eta`, which is put into `low`.
+  /// Moments of the distances from the smallest exceedance over `eta`, which is stored in `low`.
   Moments above(Threshold eta, double* low);
   /// How many exceed `eta`. With few expected, they are collected on the way.
   uint64_t count(Threshold eta);

@@ -19,10 +19,11 @@ class MagnitudeLaw {
   /// As the codec fits them; none where it falls back to the exponential law.
   static std::optional<MagnitudeLaw> gamma(const Moments& a);
   static std::optional<MagnitudeLaw> pareto(const Moments& m);
-  /// Of |x| for a normal or a Laplace x that need not be centred at 0. None if the spread is 0.
+  /// Distribution of |x| for a normal or a Laplace x that need not be centred at 0. None if the
+  /// spread is 0.
   static std::optional<MagnitudeLaw> normal(std::span<const float> x);
   static std::optional<MagnitudeLaw> laplace(std::span<const float> x);
-  /// What stage 1 (`first`) or a later stage of `law` takes its moments to describe.
+  /// The distribution that stage 1 (`first`) or a later stage of `law` fits to its moments.
   static MagnitudeLaw of_stage(Law law, bool first, const Moments& m);
 
   /// The probability of more than `a`; falls from 1 to 0.

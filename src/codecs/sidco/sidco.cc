@@ -217,7 +217,8 @@ Encoded sidco::encode_traced(const Call<Sidco::Params>& call, Source source, Mut
       trace.eta = last;
       trace.fitted = count;
       Encoded sent = in_band(count, k) ? send_above(last, count) : send_largest(k);
-      // By its bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
+      // By their bits NaN and infinity are the largest magnitudes: if there is one, it was
+      // selected.
       sent.finite = values_finite(set_of({out.data(), out.size()}, n));
       return sent;
     }

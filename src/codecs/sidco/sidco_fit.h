@@ -10,10 +10,10 @@
 
 namespace laconic::codecs::sidco {
 
-/// What the magnitudes a > 0 are taken to follow.
+/// The assumed distribution of the magnitudes a > 0.
 enum class Law : uint8_t { exponential = 0, gamma_pareto = 1, pareto = 2 };
 
-/// Of the non-zero magnitudes, or of exceedances over some threshold.
+/// Moments of non-zero magnitudes, or of exceedances over a threshold.
 struct Moments {
   uint64_t count = 0;
   double mean = 0;

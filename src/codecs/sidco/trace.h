@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What encode did with a unit, stage by stage: for diagnosis (`laconic laws`) and tests.
+// A trace of encode for one unit, stage by stage: for diagnosis (`laconic laws`) and tests.
 #pragma once
 
 #include <array>

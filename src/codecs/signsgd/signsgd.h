@@ -9,7 +9,7 @@
 
 namespace laconic::codecs {
 
-/// What SignSgd and Signum have in common: payload, decoder and vote.
+/// Shared by SignSgd and Signum: payload, decoder and vote.
 struct SignVote {
   struct Params {};
   static constexpr std::array<Field, 0> fields{};

@@ -14,8 +14,8 @@ namespace {
 using kernels::kQuantileBuckets;
 using kernels::kQuantileRow;
 
-// Tables of counters that threads fill beside each other. What they hold in sum does not depend on
-// how many there are.
+// Tables of counters that threads fill concurrently. Their sums do not depend on the number of
+// tables.
 constexpr uint64_t kMostShards = 8;
 constexpr uint64_t kShard = uint64_t{1} << 16;  // elements that are worth a table
 
@@ -25,14 +25,14 @@ uint64_t most_shards(uint64_t count) {
 
 uint64_t aligned(uint64_t bytes) { return round_up(bytes, 64); }
 
-// Rows of counters: one for each rank at most, behind one for what is not wanted.
+// Rows of counters: at most one per rank, then one for all other elements.
 uint64_t row_counters(uint64_t wanted) { return (wanted + 1) * kQuantileRow; }
 uint64_t counters(uint64_t wanted) {
   return std::max<uint64_t>(kQuantileBuckets, row_counters(wanted));
 }
 uint64_t group_bytes(uint64_t entries) { return aligned(entries * sizeof(uint16_t)); }
 
-// Elements whose members are collected at a time: they stay in the first-level cache.
+// Elements per batch whose members are collected: they stay in the first-level cache.
 constexpr uint64_t kBatch = 4096;
 constexpr uint64_t kBatchBytes = kBatch * sizeof(uint32_t);
 

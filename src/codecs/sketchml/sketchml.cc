@@ -70,7 +70,7 @@ class Edges {
   bool by_sorting(const float* x, MutBytes scratch);
   bool by_counting(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch,
                    MutBytes spare, ThreadPool* pool);
-  // What equals several edges belongs to the bin of the first one: only more than it passes the
+  // A value equal to several edges belongs to the bin of the first one: only larger values pass the
   // others.
   uint32_t set_threshold(uint32_t j, uint32_t edge) {
     thresholds_[j - 1] = edge + (edge == last_edge_ ? 1 : 0);
@@ -190,7 +190,7 @@ float mean_of(const double* sums, uint64_t stride, uint64_t chunks, uint64_t ele
   return static_cast<float>(sum / static_cast<double>(elements));
 }
 
-// Whether no code names a bin beyond the last, and nothing lies behind the last code.
+// True if no value names a bin beyond the last, and the bits after the last value are zero.
 bool codes_valid(const uint8_t* codes, uint64_t count, uint32_t bins) {
   const uint32_t width = width_of(bins);
   const uint64_t bits = count * width;

@@ -26,7 +26,7 @@ namespace laconic::codecs {
   return first;
 }
 
-/// body(indices, m) for the places [first, last), some at a time and in order.
+/// body(indices, m) for positions [first, last), in batches and in order.
 template <class Body>
 void for_indices(const kernels::PackedIndices& packed, uint64_t first, uint64_t last, Isa isa,
                  Body&& body) {

@@ -37,8 +37,8 @@ void RandomSample::take(const float* x, uint64_t size, const Work& work,
   });
 }
 
-// So many groups have a maximum of at least the rank-th of the maxima: a bound a little lower than
-// the rank-th element, for a fraction of its cost.
+// This number of groups has a maximum of at least the rank-th of the maxima: a bound a little below
+// the rank-th element, at a fraction of its cost.
 uint32_t RandomSample::bound_of_rank(const float* values, uint64_t m, uint64_t rank,
                                      Isa isa) noexcept {
   constexpr uint64_t kMostGroups = 1024;

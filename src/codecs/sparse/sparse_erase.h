@@ -9,8 +9,8 @@ namespace laconic::codecs {
 /// elements that it was made of. `values` holds n elements.
 void erase_sparse(const SparseView& set, uint64_t n, const Work& work, float* values) noexcept;
 
-/// What was sent leaves the elements that it was made of: +0 stays where values are float32, what
-/// rounding left, exactly, where they are bfloat16. `values` holds n elements.
+/// Subtracts the sent values from the elements that they were made of: leaves +0 where values are
+/// float32, and the exact rounding error where they are bfloat16. `values` holds n elements.
 void take_out_sparse(const SparseView& set, uint64_t n, const Work& work, float* values) noexcept;
 
 /// The same at the indices within [begin, end).

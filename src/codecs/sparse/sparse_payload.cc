@@ -11,7 +11,7 @@
 namespace laconic::codecs {
 namespace {
 
-constexpr uint32_t kBlock = 512;  // indices unpacked at a time, on the stack
+constexpr uint32_t kBlock = 512;  // indices unpacked per block, on the stack
 
 bool strictly_increasing(const uint32_t* index, uint32_t m) {
   uint32_t bad = 0;

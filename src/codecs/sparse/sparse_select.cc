@@ -114,7 +114,7 @@ Cut cut_of(const T* keys, uint64_t m, uint64_t k, uint32_t floor) {
   return {key, k - static_cast<uint64_t>(larger)};
 }
 
-// What the cut keeps of one piece.
+// The elements of one piece that the cut keeps.
 struct Kept {
   std::array<uint32_t, kSelectBlock + 1> index;
   std::array<float, kSelectBlock + 1> value;

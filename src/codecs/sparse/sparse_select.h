@@ -13,8 +13,8 @@
 
 namespace laconic::codecs {
 
-/// What to keep: every element with a key above `key`, and of those equal to it the first `ties`
-/// (lowest index first).
+/// The elements to keep: every element with a key above `key`, and of those equal to it the first
+/// `ties` (lowest index first).
 struct Cut {
   uint32_t key = 0;
   uint64_t ties = 0;
@@ -69,7 +69,8 @@ class CandidateList {
     uint64_t count;
   };
 
-  /// Blocks that one thread cuts at a time: what lies above the cut, and on it; then where it goes.
+  /// Blocks that one thread cuts in a batch: the number of elements above the cut, and on it; then
+  /// where they go.
   struct Share {
     uint64_t kept;
     uint64_t ties;

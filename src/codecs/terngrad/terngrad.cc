@@ -20,7 +20,7 @@ static_assert(kDenseTerms <= kernels::kLevelTerms);
 
 constexpr uint64_t kScaleBytes = sizeof(float);  // s, then the codes
 
-// Five rows of so many columns, a byte each, as in 3lc.
+// Five rows of this number of columns, a byte each, as in 3lc.
 constexpr uint64_t kTaskColumns = 4096;
 
 uint64_t columns_of(uint64_t count) { return ceil_div(count, uint64_t{kDigits}); }

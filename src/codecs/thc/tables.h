@@ -38,7 +38,7 @@ struct Table {
 /// E[(a - l)(r - a)] over l < a < r: what rounding to one of the two costs.
 [[nodiscard]] double rounding_cost(double l, double r);
 
-/// What rounding between two values costs: [i][j] for i < j <= g.
+/// The cost of rounding between two values: [i][j] for i < j <= g.
 using PairCosts = std::array<std::array<double, kMaxGrid + 1>, kMaxGrid + 1>;
 /// The cheapest symmetric table by these costs, which are symmetric themselves; of equal ones the
 /// first in lexicographic order. 2^bits - 1 <= g <= kMaxGrid.
@@ -52,7 +52,7 @@ using PairCosts = std::array<std::array<double, kMaxGrid + 1>, kMaxGrid + 1>;
 [[nodiscard]] constexpr bool fits_lanes(uint32_t g, uint64_t world, uint32_t lane_bits) noexcept {
   return world <= ((uint64_t{1} << lane_bits) - 1) / g;
 }
-/// The largest world that any table of so many bits fits.
+/// The largest world that fits any table with this number of bits.
 [[nodiscard]] constexpr uint64_t largest_world(uint32_t bits, uint32_t lane_bits) noexcept {
   return ((uint64_t{1} << lane_bits) - 1) / ((1U << bits) - 1);
 }
@@ -61,8 +61,8 @@ using PairCosts = std::array<std::array<double, kMaxGrid + 1>, kMaxGrid + 1>;
 [[nodiscard]] std::optional<Table> choose_table(uint32_t bits, double p, uint64_t world,
                                                 uint32_t lane_bits);
 
-/// Of one rank's normal block with the table's p: clamping and rounding, relative to its squared
-/// norm. A mean over n ranks has an n-th of it.
+/// Expected error of one rank's normal block with the table's p: clamping and rounding, relative to
+/// its squared norm. A mean over n ranks has 1/n of it.
 [[nodiscard]] double expected_error(const Table& table, double p);
 
 }  // namespace laconic::codecs::thc

@@ -83,7 +83,7 @@ uint32_t lane_bits_for(const Thc::Params& params, uint32_t world) {
   return world <= thc::largest_world(params.bits, 8) ? 8 : 16;
 }
 
-/// Of independent normal elements with that norm, a share p lies beyond.
+/// The range beyond which a share p of independent normal elements with that norm lies.
 float range_of(const Thc::Params& params, const Blocks& b, float norm) {
   return params.reach * norm / std::sqrt(static_cast<float>(b.size));
 }
@@ -109,7 +109,7 @@ struct alignas(64) Rotated {
   std::array<float, kLargestRotation> y;
 };
 
-/// Where a unit's random streams are. `offset` is a multiple of the block.
+/// The positions of a unit in random streams. `offset` is a multiple of the block.
 struct Streams {
   RandomKey signs;
   RandomKey rounding;
@@ -143,7 +143,7 @@ bool all_in_reach(const Blocks& b, Work& work, Body&& body) {
 void encode_block(const Blocks& b, const Grid& grid, const Streams& streams, uint64_t block,
                   Source source, const Work& work, uint8_t* codes) {
   const float range = b.range(work, block);
-  if (!codes_mean_something(range)) {  // nobody has anything here, or next to nothing
+  if (!codes_mean_something(range)) {  // all ranks have zeros here, or nearly
     std::fill_n(codes, b.code_bytes, uint8_t{0});
     if (source.residual != nullptr) {
       const uint64_t at = block * b.size;
@@ -276,7 +276,7 @@ Errc Thc::check(const Params& params, const Unit& unit, uint32_t round, Bytes pa
   const uint64_t bytes = b.blocks * (round == 0 ? sizeof(float) : b.code_bytes);
   if (payload.size() != bytes) return Errc::payload_malformed;
   for (uint64_t at = 0; round == 0 && at < bytes; at += sizeof(float)) {
-    // By its bits: NaN and everything with a sign are above.
+    // Compares bits: NaN and all negative values are above.
     if (load<uint32_t>(payload.data() + at) > float_bits(kMostNorm)) return Errc::payload_malformed;
   }
   return Errc::ok;

@@ -30,7 +30,7 @@ struct Thc {
     Table table = Table::optimal;
     Lane lane = Lane::automatic;
     Scale scale = Scale::last;
-    // What prepare derives:
+    // Derived by prepare:
     float reach = 0;  // t: P(|N(0, 1)| > t) = p
     std::array<uint8_t, 16> values{};
   };

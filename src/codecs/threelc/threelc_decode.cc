@@ -82,7 +82,7 @@ struct Decoder {
   uint32_t terms = 0;
 };
 
-// What −1, 0, +1 add to the output: weight · (M · q).
+// The values that −1, 0, +1 add to the output: weight · (M · q).
 void set_values(ThreeLcTerm& term, float m, float weight) {
   term.value[0] = weight * -m;
   term.value[1] = weight * 0.0F;
@@ -107,7 +107,7 @@ struct Stretch {
   uint64_t begin = 0;
   uint64_t end = 0;
   bool first = true;  // no column before it is decoded with it
-  bool last = true;   // none behind it either
+  bool last = true;   // no column after it either
 };
 
 void unpack_columns(const Decoder& d, const ThreeLcTerm* terms, const Rows& rows,
@@ -126,7 +126,8 @@ void unpack_columns(const Decoder& d, const ThreeLcTerm* terms, const Rows& rows
   for (uint64_t j = complete; j < end; ++j) unpack_partial(d, terms, rows, j, j - begin, out);
 }
 
-// How many columns can be decoded now: `left`, or whole vectors that leave kStreamFollow behind.
+// The number of columns that can be decoded now: `left`, or whole vectors that leave kStreamFollow
+// columns after them.
 uint64_t ready_columns(DigitFeed* feeds, uint32_t count, uint64_t left) {
   uint64_t least = left;
   for (uint32_t t = 0; t < count; ++t) {
@@ -153,7 +154,7 @@ void decode_columns(const Decoder& d, DigitFeed* feeds, ThreeLcTerm* terms, cons
 // ---- one scale for the unit ----
 
 // starts[t][i]: the column at which slice i of term t's coded bytes begins. A slice is kTaskColumns
-// coded bytes, so there are at most as many as tasks.
+// coded bytes, so there is at most one per task.
 struct Starts {
   uint64_t* at = nullptr;
   uint64_t tasks = 0;

@@ -22,20 +22,20 @@ struct Tensor {
   Rows rows;
   const float* values = nullptr;
   float* residual = nullptr;  // may be null
-  bool fetch_next = false;    // the elements behind come next, from memory
+  bool fetch_next = false;    // the next elements come from memory
 
   [[nodiscard]] float* residual_at(uint64_t i) const noexcept {
     return residual == nullptr ? nullptr : residual + i;
   }
 };
 
-// What a task leaves behind: runs at its ends belong to its neighbours as well.
+// The result of a task: runs at its ends belong to its neighbours as well.
 struct Coded {
   const uint8_t* at = nullptr;  // where the body is now
   uint64_t place = 0;           // where it belongs, from the first body on
   uint32_t head = 0;            // zero bytes before the body
   uint32_t body = 0;            // coded bytes
-  uint32_t tail = 0;            // zero bytes behind the body
+  uint32_t tail = 0;            // zero bytes after the body
   uint32_t max_bits = 0;        // of a chunk of a cached tensor: its largest absolute bits
   bool finite = true;
 };
@@ -50,7 +50,7 @@ struct Encoder {
   bool prefetch = false;
 };
 
-// Of so many elements, values and residual stay in the second-level cache: 1 MiB.
+// Up to this number of elements, values and residual stay in the second-level cache: 1 MiB.
 constexpr uint64_t kCachedCount = uint64_t{1} << 17;
 
 // Whether to prefetch by software: what comes next of a maximum, and the next chunk, 320 KiB with
@@ -164,7 +164,7 @@ struct RunWriter {
     if (rest > 1) *to++ = static_cast<uint8_t>(kernels::kRunBase + rest);
     run = 0;
   }
-  // Leaves room for a body behind the run that is open and the zeros at its head.
+  // Reserves space for a body after the open run and the zeros at its head.
   uint8_t* open(const Coded& c) {
     run += c.head;
     if (c.body == 0) return to;
@@ -268,7 +268,7 @@ uint32_t encode_chunk_body(const Encoder& encoder, const Tensor& t, ThreeLcScale
 void encode_chunk(const Encoder& encoder, const Chunks& chunks, Source source, uint64_t c,
                   uint8_t* header, uint8_t* to) {
   Tensor t = chunk_of(chunks, source, c);
-  // Of several threads another one has the next chunk.
+  // With several threads another one has the next chunk.
   t.fetch_next = encoder.pool == nullptr && chunks.elements > kCachedCount && encoder.prefetch;
   Coded& coded = encoder.coded[c];
   const bool known = source.residual != nullptr && chunks.elements <= kCachedCount;
@@ -310,7 +310,7 @@ bool sums_fit(const Encoder& encoder, const Chunks& chunks, Source source) {
   return fit(max_of_chunks(encoder, chunks, source));
 }
 
-// Codes all chunks: behind each other when one thread does it, else each into its slot.
+// Encodes all chunks: in sequence if one thread does it, else each into its slot.
 void encode_every_chunk(const Encoder& encoder, const Chunks& chunks, Source source,
                         uint8_t* header) {
   uint8_t* const bodies = header + chunks.header_bytes();

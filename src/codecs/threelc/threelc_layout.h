@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Where things are in a payload of 3lc: what its encoder, checker and decoder share.
+// The layout of a 3lc payload, shared by its encoder, checker and decoder.
 // docs/format/codecs/3lc.md.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The halves of 3lc behind codecs/threelc/threelc.h.
+// Encoder and decoder of codecs/threelc/threelc.h.
 #pragma once
 
 #include <limits>

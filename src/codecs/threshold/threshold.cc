@@ -38,7 +38,8 @@ Contract Threshold::contract(const Params&) {
   return c;
 }
 
-// `expected` stays the bound: how much passes depends on the elements' scale, which nobody knows.
+// `expected` is the bound: the number of elements above the threshold depends on their unknown
+// scale.
 Plan Threshold::plan(const Params& p, const Unit& unit, uint32_t) {
   const uint64_t n = unit.count;
   const uint64_t most = kept_of(p.cap, n);

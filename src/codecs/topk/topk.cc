@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kGroupUnits = uint64_t{1} << 16;  // up to here: maxima of groups
 constexpr uint64_t kSparse = 16;                     // of more than n/16 there are too many groups
-constexpr uint64_t kSampled = uint64_t{1} << 13;  // from here on a sample tells more than it costs
+constexpr uint64_t kSampled = uint64_t{1} << 13;     // from here on a sample is worth its cost
 constexpr uint32_t kTries = 3;
 
 uint32_t group_count(uint64_t k) {
@@ -94,7 +94,7 @@ float largest_of(DType type) {
   return type == DType::f32 ? std::numeric_limits<float>::max() : kLargestToBf16;
 }
 
-// By its bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
+// By their bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
 Encoded finished(SparseWriter& writer, const SparseView& sent, uint64_t n) {
   writer.finish();
   return {sparse_bytes(sent.count, n, sent.type), values_finite(sent)};
@@ -132,12 +132,12 @@ void leave_rest(Source source, uint64_t n, const SparseView& sent, Work& work) {
     kernels.add(source.residual + begin, source.values + begin, end - begin);
     take_out_range(sent, begin, end, work.isa, source.residual);
   };
-  // What looked at the sums left their ends in the cache.
+  // The pass that read the sums left their ends in the cache.
   for_slices(work.pool, n, kSlice, leave, Pass::backward);
 }
 
-// Of large units the top-k of values + residual is found without writing the sums; these come when
-// it is known that all are finite.
+// For large units the top-k of values + residual is found without writing the sums; these are
+// written once all are known to be finite.
 Encoded encode_sums(Finder& finder, Source source, Work& work, DType type, MutBytes out) {
   const uint64_t n = finder.n, k = finder.k;
   const SparseView sent = sparse_view(out, k, n, type);

@@ -34,7 +34,7 @@ uint32_t max_bits(const float* x, uint64_t count, Work& work) {
   return most.load(std::memory_order_relaxed);
 }
 
-// What the magnitudes of a payload's codes add.
+// The value that each magnitude of a payload adds.
 void fill_term(const kernels::Weighted& operand, kernels::TreeTerm& term) {
   const auto s = load<float>(static_cast<const uint8_t*>(operand.data));
   term.codes = static_cast<const uint8_t*>(operand.data) + kScaleBytes;

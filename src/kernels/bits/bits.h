@@ -24,14 +24,14 @@ inline constexpr uint32_t kBitsLanes = 32;
 inline constexpr uint32_t kBitsTerms = 16;
 inline constexpr uint32_t kVoteTerms = 120;
 
-/// Of one chunk.
+/// Sums of one chunk.
 struct BitsSums {
   float negative = 0;      ///< Σ a where a < 0
   float positive = 0;      ///< Σ a where a >= 0
   uint64_t positives = 0;  ///< how many there are
 };
 
-/// What a bit stands for.
+/// The values of a bit.
 struct BitsValues {
   float zero = -1;  ///< of a bit that is 0: a < 0
   float one = 1;

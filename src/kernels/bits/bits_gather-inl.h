@@ -26,7 +26,7 @@ using VB = hn::Vec<B>;
 constexpr uint32_t kGroup = 8;
 
 HWY_INLINE hn::Mask<B> load_bits(const uint8_t* bits, uint64_t at) {
-  uint8_t bytes[8] = {};  // LoadMaskBits wants so many
+  uint8_t bytes[8] = {};  // LoadMaskBits needs 8 bytes
   std::memcpy(bytes, bits + at / 8, hn::MaxLanes(B()) / 8);
   return hn::LoadMaskBits(B(), bytes);
 }

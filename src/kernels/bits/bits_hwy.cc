@@ -34,7 +34,7 @@ constexpr size_t kRowVectors = kBitsLanes / kLanes;
 /// Bits of the elements of a row of 32: those of the masks, or the others where kInverted.
 template <bool kInverted>
 HWY_INLINE void store_row(const Mask* masks, uint8_t* bits) {
-  uint8_t bytes[8];  // StoreMaskBits wants so many
+  uint8_t bytes[8];  // StoreMaskBits needs 8 bytes
   const auto byte_of = [&](const Mask& mask) LACONIC_LAMBDA {
     hn::StoreMaskBits(F32(), mask, bytes);
     return static_cast<uint32_t>(bytes[0]);
@@ -68,7 +68,7 @@ HWY_INLINE void fetch_row(const float* x) {
   __builtin_prefetch(reinterpret_cast<const void*>(at + 64));
 }
 
-/// Of `n` <= 32 elements of a padded row, whose other bits become zero.
+/// Bits of `n` <= 32 elements of a padded row, whose other bits become zero.
 template <bool kInverted>
 HWY_INLINE void store_partial(const Mask* masks, uint64_t n, uint8_t* bits) {
   uint8_t row[4];
@@ -248,7 +248,7 @@ HWY_INLINE VF pick(const Pair& pair, VU index) {
   return VF{_mm512_permutexvar_ps(index.raw, _mm512_load_ps(pair.value))};
 }
 
-/// Of so many terms the sums are looked up at once.
+/// Up to this number of terms their sums are looked up at once.
 constexpr uint32_t kTogether = 5;
 
 struct Together {
@@ -376,7 +376,7 @@ HWY_INLINE void decode_words(float* HWY_RESTRICT out, const BitsTerm* terms, uin
 #endif
 
 #if LACONIC_BYTE_TABLE
-/// What the first eight terms add, or as many as there are, by their bits.
+/// Sums of the first (at most eight) terms, by their bits.
 struct Sums {
   alignas(64) float of[256] = {};
   HWY_INLINE Sums(const BitsTerm* terms, uint32_t count) {

@@ -125,8 +125,8 @@ HWY_INLINE VF from_bf16(V16 h) {
   return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), h)));
 }
 
-// What a format does with a vector that may hold anything, with a vector of finite numbers, and
-// with one element.
+// A format's operations on a vector of any values, on a vector of finite numbers, and on one
+// element.
 
 struct ToF16 {
   static HWY_INLINE V16 any(VF x) { return to_f16(x); }
@@ -161,7 +161,7 @@ HWY_INLINE void store_pair(V16 low, V16 high, void* out, uint64_t i) {
 }
 
 #if LACONIC_AVX2
-/// What nearly every turn comes to: both pairs of vectors, and whether these are the right words.
+/// The usual result of a turn: both pairs of vectors, and whether these are the right words.
 struct Narrowed {
   V16x2 low, high;
   bool valid;
@@ -304,7 +304,8 @@ HWY_INLINE void narrow(void* out, float w, const float* x, uint64_t n) {
   narrow_loop<Output::set, To>(out, w, x, 0, n);
 }
 
-/// The same past the caches, a whole line at a time: half lines cost more than they save.
+/// The same with stores past the caches, a whole line at a time: half lines cost more than they
+/// save.
 template <class To>
 HWY_INLINE void stream(void* out, float w, const float* x, uint64_t n) {
   constexpr uint64_t kLine = 64;

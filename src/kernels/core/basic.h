@@ -25,7 +25,7 @@ struct BasicKernels {
   /// max |x + y|, by absolute bits like Scan::max_abs.
   float (*max_abs_sum)(const float* x, const float* y, uint64_t n);
 
-  /// max |a·y + b·x| and max |v + (w·u + x)|, likewise.
+  /// max |a·y + b·x| and max |v + (w·u + x)|, as above.
   float (*max_abs_blend)(float a, const float* y, float b, const float* x, uint64_t n);
   float (*max_abs_momentum)(const float* v, float w, const float* u, const float* x, uint64_t n);
 

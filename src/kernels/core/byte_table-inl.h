@@ -33,13 +33,13 @@ HWY_INLINE __m512i turn_words(__m512i bytes) {
 }
 
 #if LACONIC_BYTE_TABLE
-/// Of as many elements a table pays.
+/// Minimum number of elements for which a table is worth its cost.
 inline constexpr uint64_t kByteTablePays = 512;
 
 class ByteTable {
  public:
   HWY_INLINE ByteTable() = default;
-  /// Of 128 words.
+  /// A table of 128 words.
   HWY_INLINE explicit ByteTable(const void* words) {
     const auto* at = static_cast<const uint8_t*>(words);
     for (uint32_t half = 0; half < 2; ++half) {
@@ -69,7 +69,7 @@ class ByteTable {
     find(indices, ~__mmask64{0}, _mm512_setzero_si512(), words);
   }
 
-  /// By an index of 8 bits: words with the highest bit in `upper`.
+  /// By an index of 8 bits: words for indices with the highest bit are in `upper`.
   HWY_INLINE void find_with(const ByteTable& upper, __m512i indices, __m512i words[4]) const {
     const __mmask64 high = _mm512_movepi8_mask(indices);
     __m512i plane[4];

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Where a failed assertion inside Highway's headers goes; they assert only in debug and sanitizer
-// builds. It is the one thing that they want from libhwy, which we do not link. Weak, so that a
-// program which links libhwy as well keeps that one.
+// Handles failed assertions inside Highway's headers, which assert only in debug and sanitizer
+// builds. It is the only symbol that they need from libhwy, which we do not link. Weak, so that a
+// program that also links libhwy keeps its own.
 #ifdef LACONIC_WITH_HWY
 
 #include <cstdarg>

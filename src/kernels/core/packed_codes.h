@@ -13,7 +13,7 @@ namespace laconic::kernels {
 
 inline constexpr uint64_t kByteOnes = 0x0101010101010101U;
 
-/// Codes that are packed at a time.
+/// Values packed per step.
 inline constexpr uint64_t kPackedTogether = 8;
 
 [[nodiscard]] constexpr uint64_t low_mask(uint32_t bits) noexcept {

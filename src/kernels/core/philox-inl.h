@@ -45,7 +45,7 @@ class Philox {
         keys_[2 * r + 1] = hn::OddEven(keys_[2 * r + 1], keys_[2 * r + 3]);
       }
     }
-    // What the second round's first product is for every counter below 2^32.
+    // The second round's first product, the same for every counter below 2^32.
     const uint64_t product = uint64_t{key.k0} * kFactor0;
     second_low_ = hn::Set(U32(), static_cast<uint32_t>(product));
     second_high_ = hn::Set(U32(), static_cast<uint32_t>(product >> 32) ^ (key.k1 + 0xBB67AE85U));
@@ -110,9 +110,9 @@ class Philox {
   static constexpr uint32_t kRounds = 10;
   static constexpr uint32_t kFactor0 = 0xD2511F53U, kFactor1 = 0xCD9E8D57U;
   static constexpr uint32_t kMaxWays = 4;
-  // Where a xor has two operands, keys would take two of a round's eight operations. A product's
-  // high half is used in its own round and its low half in the next, so one xor with both rounds'
-  // keys, every other round, does for both.
+  // If a xor has two operands, keys would take two of a round's eight operations. A product's high
+  // half is used in its own round and its low half in the next, so one xor with both rounds' keys,
+  // every other round, is enough for both.
   static constexpr bool kPairedKeys = HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3;
   /// x ^ a ^ key in even lanes, x in odd ones; with paired keys they are already in `a`.
   static HWY_INLINE VU xor_even(VU x, VU a, VU key) {

@@ -7,9 +7,9 @@
 
 namespace laconic::kernels {
 
-/// Where a loop over elements below `end` fetches ahead while it is at p: kBytes further on, and
-/// never behind the last element: a page there that nobody has touched costs a failed walk of page
-/// tables for each line. An array has an element at least.
+/// The address that a loop over elements below `end` prefetches while it is at p: kBytes ahead, and
+/// never after the last element, because an untouched page there costs a failed page walk per line.
+/// An array has at least one element.
 template <uintptr_t kBytes = 4096>
 [[gnu::always_inline]] inline uintptr_t within(const float* p, const float* end) noexcept {
   const uintptr_t at = reinterpret_cast<uintptr_t>(p) + kBytes;

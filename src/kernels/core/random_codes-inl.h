@@ -38,7 +38,7 @@ class RandomCodes {
     const uint64_t head = HWY_MIN(n, (kRandomGroup - first % kRandomGroup) % kRandomGroup);
     if (head > 0) part(rule, x, head, codes, first);
     uint64_t i = head;
-    // So many chains of multiplications at once hide their latency.
+    // Four chains of multiplications at once hide their latency.
     for (; i + 4 * kRandomGroup <= n; i += 4 * kRandomGroup) {
       groups<4>(rule, x + i, codes + i, first + i);
     }

@@ -36,7 +36,7 @@ namespace laconic::kernels {
 /// slow CPUIDs). Zero in a build without Highway.
 int64_t simd_targets() noexcept;
 
-/// Of one core, as the system knows it; 0 where it does not.
+/// Bytes of one core's second-level cache as reported by the system; 0 if unknown.
 uint64_t second_level_cache_bytes() noexcept;
 
 /// Fetches the line 4 KiB ahead of p, the distance that paid on every streaming loop, or another

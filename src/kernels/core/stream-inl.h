@@ -129,7 +129,7 @@ HWY_INLINE void weighted_sum_turn(float* HWY_RESTRICT out, const Weighted* terms
   const size_t lanes = lanes32();
   if constexpr (kOutput == Output::add) prefetch_span(out + i, kVectors * lanes * sizeof(float));
   VF sum[kVectors];
-  // Beside stores past the caches, prefetches of the narrow input cost more than they bring.
+  // With stores past the caches, prefetches of the narrow input cost more than they save.
   constexpr bool kPrefetch = kOutput != Output::stream;
   if constexpr (kPrefetch) prefetch(terms[0].data, i, kVectors * lanes);
   const VF first_weight = hn::Set(f, terms[0].weight);

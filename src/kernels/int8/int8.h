@@ -29,7 +29,7 @@ namespace laconic::kernels {
 /// 127 · 2^-126: below it, the scale would be a denormal number, and 127 / max could overflow.
 inline constexpr float kInt8Tiny = 0x1.FCp-120F;
 
-/// Where the codes of a payload start, behind the scales.
+/// The layout of a payload: values start after the scales.
 struct Int8Layout {
   uint32_t block = 256;
   uint64_t codes_at = 0;

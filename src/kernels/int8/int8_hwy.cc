@@ -52,7 +52,8 @@ HWY_INLINE bool encode_blocks(const float* x, uint64_t n, uint32_t block, void* 
                               Quantize quantize) {
   bool finite = true;
 #if LACONIC_AVX2
-  // A block's maximum before the codes of the one before it: its divisions take place beside them.
+  // Computes a block's maximum before the values of the previous one, so that its divisions overlap
+  // with them.
   struct Scan {
     uint32_t bits;
     Int8Scale scale;
@@ -255,7 +256,7 @@ template <uint64_t kGroups>
 HWY_INLINE void quantize_groups(const float* x, uint64_t i, VF inverse, void* codes,
                                 const Philox& random, uint64_t offset) {
   constexpr uint64_t lanes = hn::MaxLanes(F32());
-  // Two vectors of Philox at a time where there is work for two.
+  // Two vectors of Philox per turn if there is work for two.
   constexpr uint64_t kWays = kGroups * 16 / lanes >= 2 ? 2 : 1;
   for (uint64_t v = 0; v < kGroups * 16 / lanes; v += kWays) {
     PhiloxWords words[kWays];

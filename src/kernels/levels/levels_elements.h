@@ -23,8 +23,8 @@ struct LevelStep {
   bool finite = true;
 };
 
-/// Of a bucket with this norm. No |x| <= norm gets a code beyond `levels`, and levels·step is
-/// finite.
+/// The step for a bucket with this norm. No |x| <= norm gets a value beyond `levels`, and
+/// levels·step is finite.
 [[nodiscard]] inline LevelStep level_step(float norm, uint32_t levels) noexcept {
   const auto step_down = [](float x) { return bits_float(float_bits(x) - 1); };
   constexpr uint32_t kInfinity = 0x7F800000U;
@@ -73,7 +73,7 @@ inline constexpr double kDoubleMagic = 0x1.8p52;
 inline constexpr uint32_t kTernaryBits = 25;
 inline constexpr float kTernaryOne = 0x1p25F;
 
-/// `r`: so many random bits.
+/// `r`: random bits.
 [[nodiscard]] inline int32_t ternary_code(float x, float factor, uint32_t r) noexcept {
   const float f = std::min(std::max(x * factor, -kTernaryOne), kTernaryOne);
   return (nearest_integer(f) + static_cast<int32_t>(r)) >> kTernaryBits;

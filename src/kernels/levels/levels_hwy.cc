@@ -130,8 +130,8 @@ struct TernaryRule {
 
 // ---- qsgd ----
 
-/// The buckets of a span in order. A bucket's norm is taken before the codes of the one before it
-/// are: its root and divisions take place beside them.
+/// The buckets of a span in order. A bucket's norm is computed before the values of the previous
+/// one, so that its root and divisions overlap with them.
 class Buckets {
  public:
   HWY_INLINE Buckets(const float* x, uint64_t n, const BucketLayout& layout)
@@ -205,7 +205,7 @@ bool encode_buckets(const float* x, uint64_t n, BucketLayout layout, void* steps
                           : encode_as<int16_t>(x, n, layout, steps, packed, key, first);
 }
 
-/// Codes that are unpacked at a time: of 16 terms, 8 KiB.
+/// Values unpacked per step: of 16 terms, 8 KiB.
 constexpr uint64_t kUnpacked = 256;
 
 template <Output kOutput, class Code>

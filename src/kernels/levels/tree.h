@@ -83,7 +83,7 @@ inline constexpr std::array<uint32_t, kTreeBinCount> kTreeBins = tree_bins();
   return static_cast<int8_t>((index ^ (0U - negative)) + negative);
 }
 
-/// What element i of a term adds.
+/// The value that element i of a term adds.
 [[nodiscard]] inline float tree_value(const TreeTerm& term, uint64_t i) noexcept {
   const int32_t code = static_cast<const int8_t*>(term.codes)[i];
   return code < 0 ? -term.value[static_cast<uint32_t>(-code)]

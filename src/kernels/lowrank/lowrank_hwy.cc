@@ -25,7 +25,7 @@ static_assert(kVecs >= 1 && kVecs * kLanes == kDotLanes);
 
 // ---- pieces of vectors ----
 
-// The first n < kLanes floats, zeros behind them. Nothing is read beyond p + n.
+// The first n < kLanes floats, followed by zeros. Nothing is read beyond p + n.
 HWY_INLINE V load_part(const float* p, uint64_t n) {
   const D d;
 #if HWY_MEM_OPS_MIGHT_FAULT
@@ -169,7 +169,7 @@ HWY_INLINE void fold_four_rows(const float* lanes, float* out) {
 HWY_INLINE void fold_rows(const float* lanes, uint64_t rows, float* out) {
   uint64_t i = 0;
   for (; i + 4 <= rows; i += 4) fold_four_rows(lanes + i * kDotLanes, out + i);
-  if (i < rows) {  // lanes behind the last row hold old sums: finite or not, they are not stored
+  if (i < rows) {  // lanes after the last row hold old sums: finite or not, they are not stored
     float four[4];
     fold_four_rows(lanes + i * kDotLanes, four);
     for (uint64_t k = 0; i + k < rows; ++k) out[i + k] = four[k];
@@ -362,8 +362,8 @@ void back_project(const float* m, Panel panel, Factor p, float* out, uint64_t st
 
 // ---- out = base + w·P·Qᵀ ----
 
-// Rows at a time. Four would be four streams of writes, which are slower than two; many products
-// take longer than the writes, so that sharing the loads of Q pays.
+// Rows per step. Four would be four streams of writes, which are slower than two; many products
+// take longer than the writes, so that sharing the loads of Q helps.
 constexpr uint64_t kOutRows = 2;
 constexpr uint64_t kLongRows = HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
 

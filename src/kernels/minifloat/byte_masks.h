@@ -6,7 +6,7 @@
 
 namespace laconic::kernels {
 
-/// Per mask of eight bits, the places of its bytes, one behind the other; zero behind the last.
+/// For each mask of eight bits, the positions of its bytes in sequence; zero after the last.
 constexpr std::array<uint64_t, 256> make_byte_masks() noexcept {
   std::array<uint64_t, 256> places{};
   for (uint32_t mask = 0; mask < 256; ++mask) {

@@ -25,7 +25,7 @@ namespace laconic::kernels {
 
 inline constexpr uint32_t kInceptionnBound = 15;
 
-/// What follows from the bound.
+/// Constants that depend on the bound.
 struct InceptionnForm {
   uint32_t byte_bits = 0;  ///< 2^-B as float bits
   uint32_t half_bits = 0;  ///< 2^-h
@@ -41,14 +41,14 @@ struct InceptionnCounts {
   uint64_t byte = 0;
 };
 
-/// Where the next element of each class is written.
+/// Output position of each class.
 struct InceptionnOut {
   uint8_t* full = nullptr;
   uint8_t* half = nullptr;
   uint8_t* byte = nullptr;
 };
 
-/// Where it is read. Streams do not reach beyond `end`.
+/// Input position of each class. Streams do not extend beyond `end`.
 struct InceptionnIn {
   const uint8_t* full = nullptr;
   const uint8_t* half = nullptr;
@@ -57,8 +57,8 @@ struct InceptionnIn {
 };
 
 struct InceptionnKernels {
-  /// Writes the tags of x[0, n), ceil(n/4) bytes with zeros behind the last, and counts the
-  /// classes. False if an x is not finite.
+  /// Writes the tags of x[0, n), ceil(n/4) bytes with zeros after the last, and counts the classes.
+  /// False if an x is not finite.
   bool (*classify)(const float* x, uint64_t n, const InceptionnForm& form, uint8_t* tags,
                    InceptionnCounts* counts);
   /// Appends the fields of x[0, n), and nothing else, to the streams.

@@ -98,7 +98,7 @@ HWY_INLINE uint32_t bits_of(hn::Mask<I32> mask) {
   return at<uint16_t>(bytes, 0);
 }
 
-/// Appends the bytes of lanes with a bit in `wanted`, and up to eight more behind them.
+/// Appends the bytes of lanes with a bit in `wanted`, and up to eight more after them.
 HWY_INLINE uint8_t* append(VI fields, uint32_t wanted, uint8_t* to) {
   const hn::Half<hn::Full128<uint8_t>> d;
   alignas(16) uint8_t bytes[16];
@@ -117,7 +117,7 @@ void pack(const float* x, uint64_t n, const InceptionnForm& form, InceptionnOut 
   const VF scale = hn::Set(F32(), form.byte_scale);
   const VI sign = hn::Set(I32(), 0x80);
   const size_t lanes = lanes32();
-  uint8_t staged[kBlock + 8];  // what lies behind the last byte of the stream is not ours
+  uint8_t staged[kBlock + 8];  // bytes after the end of the stream are not ours
   uint64_t i = 0;
   while (i + lanes <= n) {
     const uint64_t end = HWY_MIN(i + kBlock, n / lanes * lanes);

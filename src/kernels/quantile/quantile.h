@@ -48,12 +48,12 @@ struct QuantileLayout {
 struct QuantileKernels {
   /// Counts images by their upper 16 bits; returns the largest absolute bits.
   uint32_t (*count_upper)(const float* x, uint64_t n, uint32_t* counts);
-  /// The images of x[0, n) for which groups[upper 16 bits] is not 0, in their order; returns how
-  /// many. What is behind them in members[0, n) is overwritten.
+  /// Collects the images of x[0, n) for which groups[upper 16 bits] is not 0, in their order;
+  /// returns their number. The rest of members[0, n) is overwritten.
   uint64_t (*collect)(const float* x, uint64_t n, const uint16_t* groups, uint32_t* members);
-  /// Packs the codes of x[0, n), ceil(n·width/8) bytes with zeros behind the last. sums[b] becomes
-  /// the sum of the elements with code b, in double: element i is added to lane i mod 8, then lanes
-  /// are folded 4, 2, 1.
+  /// Packs the values of x[0, n), ceil(n·width/8) bytes with zeros after the last. sums[b] becomes
+  /// the sum of the elements with value b, in double: element i is added to lane i mod 8, then
+  /// lanes are folded 4, 2, 1.
   void (*encode)(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packed,
                  double* sums);
   /// out_i = ((base + w0·value0_i) + …) for i in [begin, end), begin a multiple of 64; operands are

@@ -56,7 +56,7 @@ void decode(float* out, Output output, const Weighted* payloads, uint32_t count,
 
 }  // namespace
 
-// By one byte after the other from the last one on.
+// Radix sort, by one byte after the other from the last one.
 uint32_t quantile_sort(const float* x, uint64_t n, uint32_t* images, uint32_t* other) noexcept {
   std::array<std::array<uint32_t, 256>, 4> at{};
   uint32_t most = 0;

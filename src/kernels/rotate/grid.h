@@ -43,7 +43,7 @@ struct Grid {
   uint32_t bits = 0;
   uint32_t last = 0;  ///< g
   alignas(16) uint8_t value[kMaxTable] = {};
-  /// z in the high 4 bits, position - T[z] in 6, gap in the low 6. Behind g as at g.
+  /// z in the high 4 bits, position - T[z] in 6, gap in the low 6. After g as at g.
   alignas(64) uint16_t cell[kGridPositions] = {};
 };
 
@@ -69,7 +69,7 @@ struct RoundingStream {
   uint64_t first = 0;  ///< offset of the first element in its parameter, a multiple of 128
 };
 
-/// Of a sum of table values: how many were added, and by how many it is divided.
+/// For a sum of table values: the number of terms, and the divisor.
 struct GridMean {
   uint32_t added = 0;
   uint32_t divisor = 1;
@@ -80,7 +80,7 @@ struct GridKernels {
   /// takes what they stand for; null, or y itself. A NaN gets any index.
   void (*quantize)(const float* y, uint32_t n, const Grid& grid, float range, RoundingStream random,
                    uint8_t* codes, float* values);
-  /// What n packed indices stand for.
+  /// The values of n packed indices.
   void (*dequantize)(const uint8_t* codes, uint32_t n, const Grid& grid, float range, float* y);
   /// Means of n sums, by lanes of 8 and 16 bits.
   void (*mean8)(const void* lanes, uint32_t n, uint32_t g, GridMean mean, float range, float* y);

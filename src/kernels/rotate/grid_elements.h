@@ -11,7 +11,7 @@
 
 namespace laconic::kernels {
 
-/// What y is multiplied with, and the largest magnitude of the product.
+/// The factor of y, and the largest magnitude of the product.
 struct GridPosition {
   float factor = 0;
   float most = 0;
@@ -58,7 +58,7 @@ inline constexpr uint32_t kGridGroup = 128;
 [[nodiscard]] inline float mean_scale(float range, uint32_t g, uint32_t divisor) noexcept {
   return range / static_cast<float>(g * divisor);
 }
-/// What every index stands for.
+/// The values of all indices.
 struct GridValues {
   alignas(64) float of[kMaxTable] = {};
 
@@ -74,7 +74,7 @@ struct GridValues {
   return (n * bits + 7) / 8;
 }
 
-/// Index i of those packed at `codes`; no byte behind it is read.
+/// Index i of those packed at `codes`; no byte after it is read.
 [[nodiscard]] inline uint32_t code_at(const uint8_t* codes, uint32_t bits, uint64_t i) noexcept {
   const uint64_t at = i * bits, shift = at % 8;
   uint32_t window = uint32_t{codes[at / 8]} << 8;

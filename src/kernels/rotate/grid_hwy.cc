@@ -72,7 +72,7 @@ HWY_INLINE void pack_vector(VB codes, uint8_t* out) {
   }
 }
 
-/// A vector of indices; with 3 bits up to kOverread bytes behind theirs are read.
+/// A vector of indices; with 3 bits up to kOverread bytes after theirs are read.
 inline constexpr uint64_t kOverread = 4;
 template <uint32_t kBits>
 HWY_INLINE VB unpack_vector(const uint8_t* codes) {
@@ -158,7 +158,7 @@ HWY_INLINE void with_bits(uint32_t bits, Call call) {
 
 // ---- values ----
 
-/// What indices stand for, by vectors of them in words. Bits above the low four do not matter.
+/// The values of vectors of indices in words. Bits above the low four are ignored.
 class Values {
  public:
   HWY_INLINE Values(const Grid& grid, float range) {
@@ -193,7 +193,7 @@ class Values {
 
 // ---- quantize ----
 
-/// Where elements are: 2^23 + U, as words.
+/// Positions of elements: 2^23 + U, as words.
 class Positions {
  public:
   HWY_INLINE explicit Positions(const GridPosition& position)
@@ -563,8 +563,8 @@ void to_lanes(const uint8_t* codes, uint64_t n, uint32_t bits, const uint8_t* ta
 }
 
 /// Indices of 4 bits: kTurns times 2·kCodes lanes from i on stay in registers. More than one turn
-/// is for vectors of a line each, whose operands are fetched ahead; shorter ones leave that to the
-/// processor, which sees so many rows well.
+/// is for vectors of a whole line, whose operands are prefetched; with shorter ones the hardware
+/// prefetcher handles this number of rows well.
 template <uint32_t kTurns, bool kAdd>
 HWY_INLINE void sum_pairs(const uint8_t* const* codes, uint32_t count, uint64_t i, VB values,
                           uint8_t* lanes) {

@@ -74,7 +74,7 @@ struct SignWords {
 // ---- levels ----
 
 inline constexpr uint32_t kWidth = hn::MaxLanes(F32());
-/// Levels between vectors that one pass takes, which then stand in 2^so many registers.
+/// Levels between vectors in one pass, whose values then take 2^levels registers.
 inline constexpr uint32_t kPassLevels = LACONIC_AVX512 || HWY_ARCH_ARM_A64 ? 4 : 3;
 inline constexpr uint32_t kPassVectors = 1U << kPassLevels;
 /// Elements that the first pass finishes among themselves.

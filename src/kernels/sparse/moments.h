@@ -22,7 +22,7 @@ struct MomentsInput {
   float shift = 0.0F;  ///< in scaled units
 };
 
-/// Of one chunk. Fields that a kernel does not promise stay as they were.
+/// Moments of one chunk. Fields that a kernel does not promise are unchanged.
 struct ChunkMoments {
   float sum = 0;           ///< Σ z
   float square = 0;        ///< Σ z²

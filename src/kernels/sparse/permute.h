@@ -35,7 +35,7 @@ struct Permutation {
   return h ^ (h >> 13);
 }
 
-/// Where position i < n goes.
+/// The image of position i < n.
 [[nodiscard]] uint32_t permute_one(const Permutation& p, uint64_t i) noexcept;
 
 struct PermuteKernels {

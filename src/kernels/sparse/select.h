@@ -36,9 +36,10 @@ inline constexpr uint64_t kGroupColumns = 64;
 }
 
 struct SelectKernels {
-  /// The elements of x[0, n), n <= kSelectBlock, whose key is at least `floor`, in ascending order:
-  /// base + i to `index`, the element to `value`. Both have room for n + kSelectSlack entries.
-  /// Returns how many. `behind` elements of the same array follow: they may be fetched ahead.
+  /// Selects the elements of x[0, n), n <= kSelectBlock, whose key is at least `floor`, in
+  /// ascending order: base + i to `index`, the element to `value`. Both have capacity for n +
+  /// kSelectSlack entries. Returns their number. `behind` elements of the same array follow: they
+  /// may be prefetched.
   uint32_t (*select)(const float* x, uint32_t n, uint64_t behind, uint32_t base, uint32_t floor,
                      uint32_t* index, float* value);
   /// The same of the sums x[i] + y[i], each rounded.

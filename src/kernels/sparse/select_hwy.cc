@@ -32,7 +32,7 @@ HWY_INLINE VI keys_of(hn::Vec<F> x) {
 }
 HWY_INLINE VI load_keys(const float* x) { return keys_of(hn::LoadU(F(), x)); }
 
-// What is selected from: an array, or the sums of two.
+// The input of a selection: an array, or the sums of two.
 struct Single {
   const float* HWY_RESTRICT x;
   size_t end;  ///< of the whole array

@@ -19,7 +19,7 @@ inline constexpr uint8_t kZeroByte = 121;  ///< five zeros: 81 + 27 + 9 + 3 + 1
 /// Weights of the digits of a byte.
 inline constexpr uint32_t kDigitWeight[kDigits] = {81, 27, 9, 3, 1};
 
-/// What turns values into digits: q = +1 where a > threshold, −1 where a < −threshold, else 0.
+/// Maps values to digits: q = +1 if a > threshold, −1 if a < −threshold, else 0.
 struct ThreeLcScale {
   float m = 0;          ///< what one digit is worth: 0 or not below the smallest normal number
   float threshold = 0;  ///< the largest float that is not above m / 2
@@ -31,7 +31,8 @@ struct ThreeLcTerm {
   float value[3] = {0, 0, 0};
 };
 
-/// What unpack_stream() needs behind a call that is not the last one, to cut no vector.
+/// Columns that unpack_stream() needs after a call that is not the last one, so that no vector is
+/// cut.
 inline constexpr uint64_t kStreamFollow = 16;
 
 /// Most terms that unpack() takes at once.
@@ -48,10 +49,10 @@ struct ThreeLcKernels {
   /// out[i·stride + j] = (base + value0[digit]) + value1[digit] + …, base = out if `add`, else 0.
   void (*unpack)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
                  uint64_t stride, bool add);
-  /// The same without `add`, past the caches: for outputs that no cache holds. A row is cut only at
-  /// addresses that are multiples of a vector: `follow` says how many columns behind `columns` may
-  /// be written as well, and unless `first`, the columns before the first such address are left
-  /// out: the call before wrote them.
+  /// The same without `add`, with stores past the caches: for outputs that no cache holds. A row is
+  /// cut only at addresses that are multiples of a vector: `follow` columns after `columns` may be
+  /// written as well, and unless `first`, the columns before the first such address are skipped,
+  /// because the call before wrote them.
   void (*unpack_stream)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns,
                         uint64_t follow, bool first, float* out, uint64_t stride);
 };

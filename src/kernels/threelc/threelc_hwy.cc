@@ -15,7 +15,8 @@
 #define LACONIC_THREELC_ONCE
 namespace laconic::kernels {
 
-/// What unpack() zeroes before it looks for digits: as many stores as wait for a cache at once.
+/// Columns that unpack() zeroes before it looks for digits: the number of stores that wait for a
+/// cache at once.
 inline constexpr uint64_t kZeroColumns = 256;
 /// Columns that are zeros together or unpacked together.
 inline constexpr uint64_t kZeroGroup = 16;
@@ -34,8 +35,8 @@ constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;  // targets count down a
 // but no AVX-512: without it Zen 3 reads two streams a third faster.
 constexpr bool kPrefetch = !(HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2);
 
-/// What unpack_stream() unpacks before it sends five rows past the caches. With AVX-512 5 KiB: then
-/// the next are unpacked while stores wait for the memory.
+/// Columns that unpack_stream() unpacks before it sends five rows past the caches. With AVX-512 5
+/// KiB: the next are then unpacked while stores wait for the memory.
 inline constexpr uint64_t kStageColumns = kMaskRegisters ? 256 : 1024;
 
 using F = hn::ScalableTag<float>;
@@ -230,7 +231,8 @@ void pack(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcSc
 
 // ---- back to floats ----
 
-// What a term adds, by digit (`low`) and by the upper digit of a pair 3·upper + lower (`high`).
+// The values that a term adds, by digit (`low`) and by the upper digit of a pair 3·upper + lower
+// (`high`).
 struct TermTable {
   alignas(64) float low[16];
   alignas(64) float high[16];
@@ -354,7 +356,7 @@ HWY_INLINE void add_digits_16(const uint8_t* bytes, __m256 values, Sums& sums) {
   }
 }
 
-// As unpack_span, sixteen columns at a time.
+// As unpack_span, sixteen columns per step.
 template <bool kAdd>
 HWY_INLINE uint64_t unpack_rows(const ThreeLcTerm* terms, const TermTable* tables,
                                 uint32_t term_count, uint64_t columns, float* out,

@@ -26,7 +26,7 @@ struct Expanded {
 struct ZeroRunKernels {
   /// Zero bytes before the first other byte; n when there is no other.
   uint64_t (*leading_zeros)(const uint8_t* bytes, uint64_t n);
-  /// Zero bytes behind the last other byte; n when there is no other.
+  /// Number of zero bytes after the last non-zero byte; n if all are zero.
   uint64_t (*trailing_zeros)(const uint8_t* bytes, uint64_t n);
   /// Canonical run code of bytes that neither begin nor end with the zero byte. Returns its length,
   /// at most n.

@@ -98,12 +98,13 @@ struct Kept {
   alignas(64) uint8_t position[64 + kRunBlock + 64];  // [63] is the last of the block before
 };
 
-// Of 64 bytes with zeros at `zero`: which are kept. `waiting`: dropped zeros right before them.
+// For 64 bytes with zeros at `zero`: the kept ones. `waiting`: number of dropped zeros right before
+// them.
 HWY_INLINE uint64_t kept_bits(uint64_t zero, bool zero_follows, uint32_t waiting) {
   const uint64_t next = zero >> 1 | static_cast<uint64_t>(zero_follows) << 63;
   const uint64_t last_of_run = zero & ~next;
-  // Bit p of w: a run that fills [p − 13, p]. A 14th byte is one of them, 14 behind a run's start
-  // or behind another 14th.
+  // Bit p of w: a run that fills [p − 13, p]. A 14th byte is one of them, 14 bytes after a run's
+  // start or after another 14th.
   const uint64_t w2 = zero & zero << 1, w4 = w2 & w2 << 2, w8 = w4 & w4 << 4, w = w8 & w8 << 6;
   const uint64_t starts = zero & ~(zero << 1) & ~uint64_t{1};
   const uint32_t missing = kLongestRun - waiting;
@@ -177,7 +178,7 @@ uint64_t run_encode(const uint8_t* bytes, uint64_t n, uint8_t* coded) {
     kept.position[63] = kept.position[63 + count];
   }
   if (at == n) return made;
-  // Fewer than 64 are left; what is behind them is not a zero byte.
+  // Fewer than 64 are left; the byte after them is not zero.
   const uint64_t left = n - at;
   alignas(64) uint8_t last[64] = {};
   std::memcpy(last, bytes + at, left);
@@ -222,8 +223,8 @@ HWY_INLINE uint8_t* expand_stretches(const uint8_t* coded, uint64_t runs, uint8_
   return to;
 }
 
-// Eight coded bytes of any kind, without a branch that depends on them. Behind `to` stand zero
-// bytes, so that only the first byte of each has to be written.
+// Expands eight coded bytes of any kind without a data-dependent branch. Zero bytes follow `to`, so
+// that only the first byte of each has to be written.
 HWY_INLINE uint8_t* expand_8(const uint8_t* coded, uint8_t* to) {
   const B8 d;
   const hn::Repartition<uint64_t, B8> d64;
@@ -290,7 +291,7 @@ uint64_t expanded_size(const uint8_t* coded, uint64_t n) {
   hn::Store(sums, d64, parts);
   uint64_t size = 0;
   for (const uint64_t part : parts) size += part;
-  return size - (lanes - (n - i));  // what stands behind the last byte counted one each
+  return size - (lanes - (n - i));  // bytes after the last one were counted as one each
 }
 
 bool no_run_codes(const uint8_t* bytes, uint64_t n) {
