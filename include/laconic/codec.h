@@ -30,7 +30,7 @@ enum class Merge : uint8_t {
   vote,       ///< signs are counted
 };
 
-/// What error feedback subtracts from the residual.
+/// The part that error feedback subtracts from the residual.
 enum class Feedback : uint8_t {
   never,  ///< harmful or meaningless; +ef is refused
   own,    ///< this rank's decoded payload: e ← a − Q(a)

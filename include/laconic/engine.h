@@ -20,7 +20,7 @@ namespace laconic {
 enum class StepKind : uint8_t {
   all_reduce = 0,  ///< `send` == `recv`: `count` elements of `dtype`, summed in place
   all_gather = 1,  ///< this rank's bytes at `send`; rank r's at recv + recv_offsets[r]
-  all_to_all = 2,  ///< send_counts[r] bytes at send + send_offsets[r] to r; recv likewise
+  all_to_all = 2,  ///< send_counts[r] bytes at send + send_offsets[r] to rank r
   messages = 3,    ///< the entries of `messages`, all at once
   aggregate = 4,   ///< `contributions` to an aggregator, sums into `aggregates`
 };
@@ -56,7 +56,7 @@ struct Step {
   std::span<const uint64_t> recv_offsets{};
   std::span<const Message> messages{};            ///< every peer at most once, this rank not at all
   std::span<const Contribution> contributions{};  ///< the same number on all ranks
-  std::span<Aggregate> aggregates{};              ///< the number of contributions
+  std::span<Aggregate> aggregates{};              ///< one per contribution
 };
 
 inline constexpr uint32_t kMaxBatch = 8;

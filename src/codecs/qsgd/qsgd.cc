@@ -16,7 +16,7 @@ namespace {
 
 static_assert(kDenseTerms <= kernels::kLevelTerms && kDenseTerms <= kernels::kInt8Terms);
 
-// Payload: ceil(count / bucket) steps (f32), then count codes of so many bits.
+// Payload: ceil(count / bucket) steps (f32), then count values of code_bits bits.
 uint32_t code_bits(const Qsgd::Params& params) {
   return static_cast<uint32_t>(std::bit_width(2 * params.levels));
 }

@@ -8,8 +8,8 @@
 
 namespace laconic::collective {
 
-/// What became of a unit: fills the bundle's next slot, with a payload that lies there already.
-/// One of no bytes is delivered by other means: an empty slot.
+/// Fills the bundle's next slot with the result of a unit, whose payload is already in place. An
+/// empty payload is delivered by other means: an empty slot.
 inline void put_unit(const pipeline::UnitEncoded& encoded, BundleWriter& writer,
                      Counters& counters) {
   if (encoded.residual_reset) ++counters.residual_resets;

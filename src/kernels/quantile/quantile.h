@@ -5,7 +5,7 @@
 // equals 0.
 //
 // Order statistics come from three counts: of the upper 16 bits of every image, then of the next
-// 8 bits of those images whose upper bits are those of a wanted rank, then of the last 8 likewise.
+// 8 bits of those images whose upper bits are those of a wanted rank, then of the last 8.
 // Of few elements all images are sorted.
 //
 // Codes come from thresholds t_1 <= t_2 <= …, images: the code of x is how many are at most its

@@ -99,7 +99,7 @@ class FloatLanes final : public UnitPart {
   LaneSlice riding_;  // after all other elements: without it a sum ends earlier
   bool beside_codes_;
   bool contiguous_ = false;  // uncompressed parameters only, back to back
-  bool in_place_ = false;    // so that the bucket is the lanes, unless others lie behind them
+  bool in_place_ = false;    // the bucket itself is summed, unless other elements follow
 };
 
 FloatLanes::FloatLanes(RankState& state, const Layout& layout, Counters& counters,
