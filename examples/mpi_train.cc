@@ -13,6 +13,7 @@
 #include <Eigen/Dense>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <vector>
 
@@ -166,7 +167,7 @@ int fail(const laconic::Error& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  laconic::MpiEngine engine(&argc, &argv);
+  laconic::MpiEngine engine(&argc, &argv, {.environment = std::getenv});
   Images train, test;
   if (argc < 2 || !read(argv[1], &train, &test)) {
     std::fprintf(stderr, "usage: mpi_train DIGITS [SPEC], DIGITS as export_digits.py writes it\n");

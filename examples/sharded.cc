@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <span>
 #include <string>
@@ -175,7 +176,7 @@ bool run(laconic::Engine& engine) {
 #if defined(SHARDED_MPI)
 
 int main(int argc, char** argv) {
-  laconic::MpiEngine engine(&argc, &argv);
+  laconic::MpiEngine engine(&argc, &argv, {.environment = std::getenv});
   return run(engine) ? 0 : 1;
 }
 

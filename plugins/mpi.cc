@@ -3,6 +3,8 @@
 // liblaconic_mpi_openmpi.so and liblaconic_mpi_mpich.so: the same source, built with either MPI.
 #include "laconic/engine/mpi.h"
 
+#include <cstdlib>
+
 #include "plugin_engine.h"
 
 namespace {
@@ -13,7 +15,9 @@ struct Mpi {
   static laconic::Result<std::unique_ptr<laconic::Engine>> open(
       const laconic_engine_options& options) {
     auto engine = std::make_unique<laconic::MpiEngine>(
-        nullptr, nullptr, laconic::MpiOptions{.timeout = laconic::plugin::timeout_of(options)});
+        nullptr, nullptr,
+        laconic::MpiOptions{.timeout = laconic::plugin::timeout_of(options),
+                            .environment = std::getenv});
     if (auto ok = engine->status(); !ok) return std::move(ok).error();
     if (options.world != 0 &&
         (options.world != engine->world() || options.rank != engine->rank())) {

@@ -17,17 +17,19 @@
 namespace laconic {
 
 struct MpiEngine::Parts {
-  Parts(Engine& owner, MpiOptions options) : group(owner, status, process, std::move(options)) {}
+  Parts(Engine& owner, MpiOptions options)
+      : environment(options.environment), group(owner, status, process, std::move(options)) {}
 
   /// Nothing in it waits for other ranks without end.
   void open(MPI_Comm communicator) {
-    if (!process.look_around()) return;
+    if (!process.look_around(environment)) return;
     group.open(communicator);
     if (!status) return;
     transfers.reserve(4 * uint64_t{group.world()});
     if (group.world() > 1) sums.open();
   }
 
+  const mpi::Process::Environment environment;
   std::mutex mutex;  // of all of them
   mpi::Status status;
   mpi::Process process{status};

@@ -2,7 +2,6 @@
 #include "process.h"
 
 #include <array>
-#include <cstdlib>
 #include <utility>
 
 namespace laconic::mpi {
@@ -62,14 +61,15 @@ bool Process::initialise(int* argc, char*** argv) {
   return ready();
 }
 
-bool Process::look_around() {
+bool Process::look_around(Environment environment) {
   MPI_Query_thread(&level_);
   int size = 0;
   if (!status_.good(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size")) return false;
+  if (environment == nullptr) return true;
   std::string other;
   for (const auto& [variable, name] :
        {std::pair{"OMPI_COMM_WORLD_SIZE", "Open MPI"}, std::pair{"PMI_SIZE", "MPICH"}}) {
-    const char* started = std::getenv(variable);
+    const char* started = environment(variable);
     if (started == nullptr) continue;
     if (std::to_string(size) == started) return true;
     other = std::string(name) + "'s launcher started " + started + " (" + variable + ")";

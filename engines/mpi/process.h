@@ -21,9 +21,10 @@ class Process {
   bool ready();
   /// Initialises MPI unless it already is. False: it cannot be used.
   bool initialise(int* argc, char*** argv);
+  using Environment = char* (*)(const char* name);
   /// Once it is open. Under the launcher of another MPI library every process would be a world of
-  /// its own: false.
-  bool look_around();
+  /// its own: false, where `environment` is given.
+  bool look_around(Environment environment);
 
   /// MPI is finalised by who has initialised it.
   [[nodiscard]] bool finalises() const noexcept { return finalises_; }

@@ -13,6 +13,7 @@
 #include <array>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -603,6 +604,7 @@ int main(int argc, char** argv) {
     return mode == "table" ? table(**engine, arguments) : struck(**engine, arguments);
   }
   laconic::MpiOptions options;
+  options.environment = std::getenv;
   options.timeout = std::chrono::milliseconds(arguments.number("timeout", 60'000));
   options.largest_call = arguments.number("largest_call", uint64_t{1} << 30);
   options.large_share = arguments.number("large_share", options.large_share);

@@ -59,6 +59,7 @@ def test_clean_tree_passes(tmp_path):
         ("src/control/a.cc", "#include <chrono>\n", ":1:", "clock"),
         ("src/stuff/a.cc", "", ":1:", "not a module"),
         ("include/laconic/a.h", '#include "wire/parse.h"\n', ":1:", "only public headers"),
+        ("include/laconic/a.h", 'inline auto v = std::getenv("X");\n', ":1:", "getenv in a public header"),
     ],
 )
 def test_violation_is_named(tmp_path, name, text, where, words):

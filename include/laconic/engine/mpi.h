@@ -44,6 +44,10 @@ struct MpiOptions {
   /// Minimum bytes per rank from which the engine adds, in rank order, instead of MPI_Iallreduce,
   /// which is slower than MPI_Allreduce there. The same on all ranks.
   uint64_t large_share = uint64_t{1} << 18;
+  /// Looks up an environment variable: std::getenv. With it the engine compares its world with the
+  /// one that the launcher started (OMPI_COMM_WORLD_SIZE, PMI_SIZE) and fails where another MPI's
+  /// launcher started the program: there every process would be a world of its own. Null: no check.
+  char* (*environment)(const char* name) = nullptr;
 };
 
 /// MpiEngine, on a communicator of its own. Below MPI_THREAD_SERIALIZED batches start when they are
