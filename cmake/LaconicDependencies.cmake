@@ -31,7 +31,7 @@ if(NOT LACONIC_HIGHWAY STREQUAL "OFF")
   endif()
 endif()
 
-# laconic_gloo::gloo: for the sources in engines/gloo.
+# laconic_gloo::gloo: for the sources in src/engines/gloo.
 if(NOT LACONIC_GLOO STREQUAL "OFF")
   find_path(LACONIC_GLOO_INCLUDE_DIR gloo/rendezvous/context.h)
   find_library(LACONIC_GLOO_LIBRARY gloo)

@@ -42,7 +42,7 @@ endif()
 
 # Sources of the engines, which a program compiles with its own MPI or Gloo.
 set(_engines ${CMAKE_INSTALL_DATADIR}/laconic/engines)
-install(DIRECTORY engines/ DESTINATION ${_engines})
+install(DIRECTORY src/engines/mpi src/engines/gloo src/engines/shared DESTINATION ${_engines})
 install(EXPORT laconic-targets NAMESPACE laconic:: DESTINATION ${_cmake_dir})
 configure_package_config_file(cmake/laconicConfig.cmake.in ${PROJECT_BINARY_DIR}/laconicConfig.cmake
   INSTALL_DESTINATION ${_cmake_dir} PATH_VARS CMAKE_INSTALL_INCLUDEDIR _engines NO_SET_AND_CHECK_MACRO)

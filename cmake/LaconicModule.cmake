@@ -27,6 +27,8 @@ function(laconic_module NAME)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "DEPS")
   set(dir ${PROJECT_SOURCE_DIR}/src/${NAME})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
+  # Compiled with an MPI or Gloo, of the program (LaconicEngines) or of a plug-in (LaconicPlugins).
+  list(FILTER sources EXCLUDE REGEX "/src/engines/(mpi|gloo|plugin/exports)/")
   laconic_drop_absent(sources)
   if(LACONIC_SANITIZE MATCHES undefined)
     # Checks between the instructions of every vector double what these files take to compile, and so do those for vectors
@@ -41,7 +43,7 @@ function(laconic_module NAME)
   if(LACONIC_SANITIZE MATCHES undefined)
     # NCCL and CUDA are opened at run time, by types of our own: clang compares them with those of the library.
     set(opened ${sources})
-    list(FILTER opened INCLUDE REGEX "/transport/nccl/")
+    list(FILTER opened INCLUDE REGEX "/engines/nccl/")
     set_property(SOURCE ${opened} APPEND PROPERTY COMPILE_OPTIONS $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=function>)
   endif()
   list(TRANSFORM ARG_DEPS PREPEND laconic_)

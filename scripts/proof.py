@@ -107,7 +107,7 @@ class Here:
     def sources(self):
         """A hash of all that is compiled and of how: while it stands, a section that has passed finds its objects."""
         digest = hashlib.sha256()
-        folders = ("include", "src", "tools", "lab", "bench", "examples", "engines", "plugins", "tests", "cmake")
+        folders = ("include", "src", "tools", "lab", "bench", "examples", "tests", "cmake")
         files = [path for folder in folders for path in (self.root / folder).rglob("*")
                  if path.suffix in (".h", ".cc", ".c", ".cmake", ".txt")]
         for path in sorted([*files, self.root / "CMakeLists.txt", self.root / "CMakePresets.json"]):

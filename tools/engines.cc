@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "engines/plugin/plugin.h"
 #include "laconic/loopback.h"
 #include "output.h"
-#include "transport/plugin/plugin.h"
 
 namespace laconic::tools {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "base/json_text.h"
 #include "capi/handles.h"
-#include "transport/aggregation/membership.h"
-#include "transport/c_step.h"
+#include "engines/aggregator/membership.h"
+#include "engines/c_step.h"
 
 struct laconic_aggregator {
   explicit laconic_aggregator(laconic::transport::aggregation::Membership&& member)

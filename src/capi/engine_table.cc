@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdio>
 
-#include "transport/c_step.h"
+#include "engines/c_step.h"
 
 namespace laconic::capi {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "capi/buckets.h"
 #include "capi/handles.h"
-#include "transport/c_step.h"
+#include "engines/c_step.h"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cstddef>
 
+#include "engines/c_step.h"
 #include "support/serving.h"
-#include "transport/c_step.h"
 #include "unit/capi/world.h"
 
 namespace laconic::test {

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "plugin_engine.h"
+#include "engines/plugin/exports/exported.h"
 
 namespace {
 

@@ -22,10 +22,10 @@
 #include <thread>
 
 #include "engines/engine_table.h"
+#include "engines/plugin/plugin.h"
 #include "json.h"
 #include "session/session.h"
 #include "support/ranks.h"
-#include "transport/plugin/plugin.h"
 
 namespace laconic::test {
 namespace {

@@ -2,7 +2,7 @@
 //
 // Engines behind the C boundary: the table passes through it, a caller's mistakes are codes, and
 // what is no plug-in of this version is refused.
-#include "transport/plugin/plugin.h"
+#include "engines/plugin/plugin.h"
 
 #include <gtest/gtest.h>
 

@@ -34,6 +34,10 @@ CLEAN = {
     "src/codecs/sparse/set.h": '#include "codecs/dense/chunks.h"\n',
     "src/kernels/select.h": "",
     "src/base/bits.h": "",
+    "src/engines/mpi/engine.cc": '#include "../shared/steps.h"\n#include "queue.h"\n#include "laconic/error.h"\n#include <mpi.h>\n',
+    "src/engines/mpi/queue.h": "",
+    "src/engines/shared/steps.h": "",
+    "src/engines/plugin/exports/mpi.cc": 'auto look_up = std::getenv("PMI_SIZE");\n',
     "src/session/session.cc": 'const char* spec = getenv("LACONIC_SPEC");\n',
 }
 
@@ -45,7 +49,7 @@ def test_clean_tree_passes(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "where", "words"),
     [
-        ("src/codecs/a/a.cc", '\n#include "transport/t.h"\n', ":2:", "codecs must not include transport"),
+        ("src/codecs/a/a.cc", '\n#include "engines/t.h"\n', ":2:", "codecs must not include engines"),
         ("src/codecs/a/a.cc", '#include "codecs/none/none.h"\n', ":1:", "codecs/a must not include codecs/none"),
         ("src/codecs/a/a.cc", '#include "../none/none.h"\n', ":1:", "codecs/a must not include codecs/none"),
         ("src/codecs/a/a.cc", '#include "codecs/registry/table.h"\n', ":1:", "must not include codecs/registry"),
@@ -58,12 +62,14 @@ def test_clean_tree_passes(tmp_path):
         ("src/wire/a.cc", '\n\nauto v = std::getenv("X");\n', ":3:", "getenv in wire"),
         ("src/control/a.cc", "#include <chrono>\n", ":1:", "clock"),
         ("src/stuff/a.cc", "", ":1:", "not a module"),
+        ("src/engines/mpi/a.cc", '#include "../shared/steps.h"\n#include "engines/t.h"\n', ":2:", "this source is installed"),
+        ("src/engines/mpi/a.cc", 'auto v = std::getenv("X");\n', ":1:", "getenv in engines"),
         ("include/laconic/a.h", '#include "wire/parse.h"\n', ":1:", "only public headers"),
         ("include/laconic/a.h", 'inline auto v = std::getenv("X");\n', ":1:", "getenv in a public header"),
     ],
 )
 def test_violation_is_named(tmp_path, name, text, where, words):
-    files = {**CLEAN, "src/transport/t.h": "", name: text}
+    files = {**CLEAN, "src/engines/t.h": "", name: text}
     status, out = check(tmp_path, files)
     assert status == 1
     assert out.startswith(name + where), out

@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "engines/engine_table.h"
+#include "engines/plugin/plugin.h"
 #include "gloo_ranks.h"
 #include "support/subset.h"
-#include "transport/plugin/plugin.h"
 
 namespace laconic::test {
 namespace {

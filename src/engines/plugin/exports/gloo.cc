@@ -3,7 +3,7 @@
 // liblaconic_gloo.so.
 #include "laconic/engine/gloo.h"
 
-#include "plugin_engine.h"
+#include "engines/plugin/exports/exported.h"
 
 namespace {
 

@@ -21,9 +21,9 @@
 #include <string>
 #include <utility>
 
+#include "engines/c_step.h"
 #include "laconic/engine.h"
 #include "laconic/plugin.h"
-#include "transport/c_step.h"
 
 /// The engine of a plug-in.
 struct laconic_engine {

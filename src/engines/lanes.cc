@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "transport/lanes.h"
+#include "engines/lanes.h"
 
 #include <cstring>
 

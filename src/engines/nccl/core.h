@@ -11,9 +11,9 @@
 #include <string>
 #include <string_view>
 
+#include "engines/nccl/api.h"
+#include "engines/nccl/plan.h"
 #include "laconic/engine/nccl.h"
-#include "transport/nccl/api.h"
-#include "transport/nccl/plan.h"
 
 namespace laconic::transport::nccl {
 

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "transport/plugin/plugin.h"
+#include "engines/plugin/plugin.h"
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -12,7 +12,7 @@
 #include <memory>
 #include <utility>
 
-#include "transport/c_step.h"
+#include "engines/c_step.h"
 
 namespace laconic::transport {
 namespace {

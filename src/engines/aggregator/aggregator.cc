@@ -1,10 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "laconic/engine/aggregator.h"
+
 #include <optional>
 #include <random>
 #include <utility>
 
-#include "laconic/engine/aggregator.h"
-#include "transport/aggregation/membership.h"
+#include "engines/aggregator/membership.h"
 
 namespace laconic {
 namespace {

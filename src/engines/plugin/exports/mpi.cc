@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "plugin_engine.h"
+#include "engines/plugin/exports/exported.h"
 
 namespace {
 

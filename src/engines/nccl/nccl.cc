@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/concat.h"
-#include "transport/nccl/core.h"
+#include "engines/nccl/core.h"
 
 namespace laconic {
 

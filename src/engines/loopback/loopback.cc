@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "engines/lanes.h"
 #include "laconic/engine/names_of.h"
-#include "transport/lanes.h"
 
 namespace laconic {
 namespace {

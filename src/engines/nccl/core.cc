@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "transport/nccl/core.h"
+#include "engines/nccl/core.h"
 
 #include <algorithm>
 #include <new>

@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-#include "transport/lanes.h"
+#include "engines/lanes.h"
 
 namespace laconic {
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <new>
 
+#include "engines/lanes.h"
 #include "laconic/engine.h"
-#include "transport/lanes.h"
 
 namespace laconic {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <new>
 
-#include "../steps.h"
+#include "../shared/steps.h"
 
 namespace laconic::gloo {
 

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "transport/nccl/api.h"
+#include "engines/nccl/api.h"
 
 #include <dlfcn.h>
 

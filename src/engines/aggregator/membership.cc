@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "transport/aggregation/membership.h"
+#include "engines/aggregator/membership.h"
 
 #include <algorithm>
 #include <cmath>

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-#include "../steps.h"
+#include "../shared/steps.h"
 #include "laconic/dtype.h"
 
 namespace laconic::mpi {

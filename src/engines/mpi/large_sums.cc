@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "../steps.h"
+#include "../shared/steps.h"
 
 namespace laconic::mpi {
 

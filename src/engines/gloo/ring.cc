@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../steps.h"
+#include "../shared/steps.h"
 #include "laconic/dtype.h"
 #include "laconic/engine/ring_sum.h"
 

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "transport/nccl/plan.h"
+#include "engines/nccl/plan.h"
 
 #include <algorithm>
 #include <cstring>
