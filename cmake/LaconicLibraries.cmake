@@ -13,7 +13,7 @@ endforeach()
 
 # Everything below the C ABI, for tests and programs of ours: it sees private headers too.
 add_library(laconic_all INTERFACE)
-target_link_libraries(laconic_all INTERFACE laconic_capi laconic_session laconic_server)
+target_link_libraries(laconic_all INTERFACE laconic_capi laconic_session laconic_aggregation_io)
 
 # ---- liblaconic.so ----
 add_library(laconic_c SHARED)

@@ -21,7 +21,7 @@ function(laconic_drop_absent SOURCES)
   set(${SOURCES} ${kept} PARENT_SCOPE)
 endfunction()
 
-# laconic_module(NAME [DEPS module...]): target laconic_NAME from src/NAME, linking only DEPS, so that a call into a
+# laconic_module(NAME [DEPS module...]): target laconic_NAME, "/" as "_", from src/NAME, linking only DEPS, so that a call into a
 # module that NAME may not know fails to link in NAME's tests. A module without sources is an interface library.
 function(laconic_module NAME)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "DEPS")
@@ -46,6 +46,8 @@ function(laconic_module NAME)
     list(FILTER opened INCLUDE REGEX "/engines/nccl/")
     set_property(SOURCE ${opened} APPEND PROPERTY COMPILE_OPTIONS $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=function>)
   endif()
+  string(REPLACE "/" "_" NAME ${NAME})
+  list(TRANSFORM ARG_DEPS REPLACE "/" "_")
   list(TRANSFORM ARG_DEPS PREPEND laconic_)
 
   set(target laconic_${NAME})

@@ -4,23 +4,23 @@
 
 # Build targets and ctest labels besides laconic_tests, which is all of them.
 # laconic_optimised_tests, `optimised`: what depends on optimisation or on instruction sets, what counts memory (sanitizers
-# have allocators of their own), and long runs in virtual time (server). The others run sanitized alone.
+# have allocators of their own), and long runs in virtual time (aggregation). The others run sanitized alone.
 set(LACONIC_OPTIMISED_TESTS test_kernels test_codecs test_conformance test_golden test_distributed test_engines test_gloo
-  test_session test_server)
+  test_session test_aggregation)
 # laconic_threaded_tests, `threads`: what ThreadSanitizer has something to say about.
 set(LACONIC_THREADED_TESTS
-  test_base test_server test_collective test_session test_capi test_distributed test_engines)
+  test_base test_aggregation test_collective test_session test_capi test_distributed test_engines)
 # laconic_scalar_tests, `scalar`: what the absence of Highway changes, and the bytes that must stay; <name>_scalar.
 set(LACONIC_SCALAR_TESTS test_kernels test_conformance test_golden)
 # In parts: ctest runs several at once, and each stays within the limit of a test on a machine that is three times slower.
 set(LACONIC_PARTS_test_distributed 4)
 set(LACONIC_PARTS_test_conformance 2)
 set(LACONIC_PARTS_test_codecs 2)
-set(LACONIC_PARTS_test_server 2)
+set(LACONIC_PARTS_test_aggregation 2)
 # Their own loops take longer than compiling them with optimisation: under ThreadSanitizer, which slows down every access, and
 # under the other sanitizers.
 if(LACONIC_SANITIZE MATCHES thread)
-  set(LACONIC_COMPUTING_TESTS test_server test_distributed test_engines)
+  set(LACONIC_COMPUTING_TESTS test_aggregation test_distributed test_engines)
 elseif(LACONIC_SANITIZE)
   set(LACONIC_COMPUTING_TESTS test_codecs test_conformance)
 endif()
@@ -135,13 +135,17 @@ set_source_files_properties(
   ${PROJECT_SOURCE_DIR}/tests/unit/capi/boundary_test.cc ${PROJECT_SOURCE_DIR}/tests/distributed/driver_test.cc
   PROPERTIES COMPILE_DEFINITIONS LACONIC_TEST_DATA="${PROJECT_SOURCE_DIR}/tests")
 
-# tests/unit/<module>/*_test.cc -> test_<module>, linking that module and what it may use.
+# tests/unit/<folder>/*_test.cc -> test_<folder>, linking the modules of src/<folder> and what they may use.
 function(laconic_unit_tests)
   get_property(modules GLOBAL PROPERTY LACONIC_MODULES)
-  foreach(module IN LISTS modules)
-    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/unit/${module}/*_test.cc)
+  file(GLOB folders LIST_DIRECTORIES true RELATIVE ${PROJECT_SOURCE_DIR}/tests/unit CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/unit/*)
+  foreach(folder IN LISTS folders)
+    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/unit/${folder}/*_test.cc)
+    set(deps ${modules})
+    list(FILTER deps INCLUDE REGEX "^${folder}(_|$)")
+    list(TRANSFORM deps PREPEND laconic_)
     if(sources)
-      laconic_test(test_${module} unit laconic_${module} ${sources})
+      laconic_test(test_${folder} unit "${deps}" ${sources})
     endif()
   endforeach()
 endfunction()

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "aggregation/server/server.h"
 #include "laconic/error.h"
-#include "server/server.h"
 
 namespace laconic::tools {
 

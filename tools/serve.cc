@@ -18,13 +18,13 @@
 #include <string>
 #include <vector>
 
+#include "aggregation/io/udp_server.h"
+#include "aggregation/io/xdp/xdp.h"
+#include "aggregation/link/token_file.h"
 #include "command.h"
 #include "metrics.h"
 #include "output.h"
 #include "privileges.h"
-#include "server/io/udp_server.h"
-#include "server/io/xdp/xdp.h"
-#include "transport/aggregation/token_file.h"
 
 namespace laconic::tools {
 namespace {

@@ -32,12 +32,12 @@
 #include <thread>
 #include <vector>
 
+#include "aggregation/io/udp_server.h"
+#include "aggregation/io/xdp/xdp.h"
+#include "aggregation/protocol/enrolment.h"
 #include "output.h"
 #include "samples.h"
-#include "server/io/udp_server.h"
-#include "server/io/xdp/xdp.h"
 #include "veth_switch.h"
-#include "wire/enrolment.h"
 
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103

@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "aggregation/server/add.h"
 #include "base/arena.h"
 #include "bench_rank.h"
 #include "gradients.h"
@@ -33,7 +34,6 @@
 #include "machine.h"
 #include "output.h"
 #include "samples.h"
-#include "server/add.h"
 
 namespace laconic::bench {
 namespace {

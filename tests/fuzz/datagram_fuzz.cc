@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "wire/enrolment.h"
+#include "aggregation/protocol/enrolment.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <map>
 #include <vector>
 
-#include "server/slots.h"
+#include "aggregation/server/slots.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "wire/enrolment.h"
+#include "aggregation/protocol/enrolment.h"
 
 namespace laconic::golden {
 

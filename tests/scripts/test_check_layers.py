@@ -61,6 +61,8 @@ def test_clean_tree_passes(tmp_path):
         ("src/wire/a.h", "#include <iostream>\n", ":1:", "never prints"),
         ("src/wire/a.cc", '\n\nauto v = std::getenv("X");\n', ":3:", "getenv in wire"),
         ("src/control/a.cc", "#include <chrono>\n", ":1:", "clock"),
+        ("src/aggregation/link/a.cc", '#include "aggregation/server/s.h"\n', ":1:", "aggregation/link must not include aggregation/server"),
+        ("src/aggregation/a.cc", "", ":1:", "src/aggregation is not a module"),
         ("src/stuff/a.cc", "", ":1:", "not a module"),
         ("src/engines/mpi/a.cc", '#include "../shared/steps.h"\n#include "engines/t.h"\n', ":2:", "this source is installed"),
         ("src/engines/mpi/a.cc", 'auto v = std::getenv("X");\n', ":1:", "getenv in engines"),
@@ -69,7 +71,7 @@ def test_clean_tree_passes(tmp_path):
     ],
 )
 def test_violation_is_named(tmp_path, name, text, where, words):
-    files = {**CLEAN, "src/engines/t.h": "", name: text}
+    files = {**CLEAN, "src/engines/t.h": "", "src/aggregation/server/s.h": "", name: text}
     status, out = check(tmp_path, files)
     assert status == 1
     assert out.startswith(name + where), out

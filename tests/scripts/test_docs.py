@@ -34,8 +34,8 @@ def test_links_resolve(page):
 
 def layer_table():
     """ARCHITECTURE.md's rows as module -> modules that it may include."""
-    rows = re.findall(r"^\| \d \| `(\w+)` \| (.*?) \|", text_of("ARCHITECTURE.md"), re.M)
-    return {module: re.findall(r"`(\w+)`", may) for module, may in rows}
+    rows = re.findall(r"^\| \d \| `([\w/]+)` \| (.*?) \|", text_of("ARCHITECTURE.md"), re.M)
+    return {module: re.findall(r"`([\w/]+)`", may) for module, may in rows}
 
 
 def test_layer_table_matches_check_layers():
@@ -47,7 +47,7 @@ def test_layer_table_matches_check_layers():
 
 def test_layer_table_matches_cmake():
     """Modules without a source yet are in the table only."""
-    lines = re.findall(r"^laconic_module\((\w+)(?:\s+DEPS ([\w ]+))?\)", text_of("CMakeLists.txt"), re.M)
+    lines = re.findall(r"^laconic_module\(([\w/]+)(?:\s+DEPS ([\w/ ]+))?\)", text_of("CMakeLists.txt"), re.M)
     linked = {module: deps.split() for module, deps in lines}
     table = {module: [m for m in may if m in linked] for module, may in layer_table().items() if module in linked}
     assert linked == table

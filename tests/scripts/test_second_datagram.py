@@ -39,7 +39,7 @@ def test_hash_is_plain_c(command, tmp_path):
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not here")
     source = tmp_path / "tag.c"
-    source.write_text('#include "wire/siphash.h"\n'
+    source.write_text('#include "aggregation/protocol/siphash.h"\n'
                       "unsigned long long tag(const struct laconic_sip_key* k, const unsigned char* p, unsigned long long e);\n"
                       "unsigned long long tag(const struct laconic_sip_key* k, const unsigned char* p, unsigned long long e) {\n"
                       "  return laconic_sip_header(k, p, 3, e);\n}\n", encoding="utf-8")

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "server/io/udp_server.h"
+#include "aggregation/io/udp_server.h"
 
 namespace laconic::test {
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "aggregation/protocol/datagram.h"
 #include "base/hash.h"
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/strategy_parts.h"
-#include "wire/datagram.h"
 
 namespace laconic::collective {
 namespace {

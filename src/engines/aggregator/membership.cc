@@ -6,7 +6,7 @@
 #include <random>
 #include <utility>
 
-#include "transport/aggregation/token_file.h"
+#include "aggregation/link/token_file.h"
 
 namespace laconic {
 

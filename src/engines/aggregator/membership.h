@@ -8,9 +8,9 @@
 #include <memory>
 #include <span>
 
+#include "aggregation/link/keeper.h"
 #include "laconic/aggregation.h"
 #include "laconic/engine/aggregator.h"
-#include "transport/aggregation/keeper.h"
 
 namespace laconic::transport::aggregation {
 
