@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "laconic/engine/cut_messages.h"
+#include "engines/shared/cut_messages.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "laconic/engine/large_sum.h"
+#include "engines/shared/large_sum.h"
 
 #include <gtest/gtest.h>
 

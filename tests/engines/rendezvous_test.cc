@@ -3,11 +3,17 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
 
 #include <filesystem>
 #include <fstream>
 #include <random>
 
+#include "engines/rendezvous/folder_board.h"
+#include "engines/rendezvous/posix.h"
+#include "engines/rendezvous/tcp_board.h"
 #include "support/place.h"
 
 namespace laconic::rendezvous {

@@ -67,6 +67,7 @@ def test_clean_tree_passes(tmp_path):
         ("src/engines/mpi/a.cc", '#include "../shared/steps.h"\n#include "engines/t.h"\n', ":2:", "this source is installed"),
         ("src/engines/mpi/a.cc", 'auto v = std::getenv("X");\n', ":1:", "getenv in engines"),
         ("include/laconic/a.h", '#include "wire/parse.h"\n', ":1:", "only public headers"),
+        ("include/laconic/a.h", "\n" * 251, ":251:", "at most 250 lines"),
         ("include/laconic/a.h", 'inline auto v = std::getenv("X");\n', ":1:", "getenv in a public header"),
     ],
 )

@@ -3,7 +3,6 @@
 // Ranks as messages name them.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,11 +10,6 @@
 namespace laconic {
 
 /// "rank 2", "ranks 1, 2 and 4", or nothing.
-inline std::string names_of(const std::vector<uint32_t>& ranks) {
-  std::string names = ranks.empty() ? "" : ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i)
-    names += (i == 0 ? "" : i + 1 < ranks.size() ? ", " : " and ") + std::to_string(ranks[i]);
-  return names;
-}
+std::string names_of(const std::vector<uint32_t>& ranks);
 
 }  // namespace laconic

@@ -1,136 +1,68 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Rendezvous: how the ranks of a group find each other before they are connected, by a folder that
-// all of them can access or by a TCP port of rank 0. Header only; for engines whose library has no
-// launcher.
+// all of them can access or by a TCP port of rank 0. For engines whose library has no launcher. The
+// port has no password: any program that reaches it can disturb the group, as in Gloo and MPI, but
+// not harm the process that listens.
 #pragma once
 
-#include <algorithm>
-#include <charconv>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <thread>
-#include <utility>
-#include <vector>
 
-#include "laconic/engine/names_of.h"
-#include "laconic/engine/rendezvous/board.h"
-#include "laconic/engine/rendezvous/tcp.h"
+#include "laconic/engine.h"
+#include "laconic/error.h"
 
 namespace laconic::rendezvous {
 
+using Clock = std::chrono::steady_clock;
+inline constexpr size_t kMaxKey = 64;
+inline constexpr size_t kMaxValue = size_t{1} << 20;
+/// Prefix of news: over TCP every rank receives them at once, so that they outlive rank 0.
+inline constexpr std::string_view kNews = "news.";
+inline constexpr size_t kMaxNews = 1024;
+/// Keys of news: why ranks cannot meet, and why a group has ended.
+inline constexpr std::string_view kMeeting = "news.meeting", kFault = "news.fault";
+
+/// Values by key, written once, the same for all ranks. Keys: 1 to kMaxKey letters, digits, '.',
+/// '_', '-', not starting with '.'; values: 1 to kMaxValue bytes, news at most kMaxNews.
+/// Thread-safe.
+class Board {
+ public:
+  Board() = default;
+  virtual ~Board() = default;
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+  /// Writes `value` unless `key` has one. Returns the value of `key`.
+  virtual Result<std::string> put(const std::string& key, const std::string& value,
+                                  Deadline deadline) = 0;
+  /// Returns the value of `key`; empty: none yet.
+  virtual Result<std::string> get(const std::string& key, Deadline deadline) = 0;
+  /// True if rank 0 stores the values: an Error of put or get is then about rank 0.
+  [[nodiscard]] virtual bool kept_by_rank_0() const noexcept = 0;
+};
+
+[[nodiscard]] bool is_key(std::string_view key) noexcept;
+[[nodiscard]] bool is_value(std::string_view key, std::string_view value) noexcept;
+
 /// where: "file:FOLDER" or "tcp:HOST:PORT", HOST in brackets if it is an IPv6 address.
-inline Result<std::unique_ptr<Board>> open(std::string_view where, uint32_t rank, uint32_t world,
-                                           Deadline deadline) {
-  const auto misspelt = [&] {
-    return Error{Errc::invalid_argument, "invalid rendezvous '" + std::string(where) + "'",
-                 "file:FOLDER or tcp:HOST:PORT"};
-  };
-  if (where.starts_with("file:") && where.size() > 5)
-    return std::unique_ptr<Board>(std::make_unique<FolderBoard>(std::string(where.substr(5))));
-  const size_t colon = where.rfind(':');
-  if (!where.starts_with("tcp:") || colon < 5) return misspelt();
-  std::string host(where.substr(4, colon - 4)), port(where.substr(colon + 1));
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']')
-    host = host.substr(1, host.size() - 2);
-  const bool digits =
-      std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (port.empty() || port.size() > 5 || !digits || std::stoul(port) < 1 ||
-      std::stoul(port) > 65535)
-    return misspelt();
-  return TcpBoard::open(host, port, rank, world, deadline);
-}
+/// invalid_argument if it is neither; engine_failed, timed_out if rank 0's port cannot be reached.
+Result<std::unique_ptr<Board>> open(std::string_view where, uint32_t rank, uint32_t world,
+                                    Deadline deadline);
 
 /// Serializes an Error for other ranks: the code's number, a blank, the message without control
 /// characters.
-inline std::string write_news(const Error& error) {
-  std::string text = std::to_string(static_cast<int32_t>(error.code)) + " " + error.message;
-  text.resize(std::min(text.size(), kMaxNews));
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 32; }, '?');
-  return text;
-}
-inline Error read_news(std::string text, std::string hint) {
-  const size_t blank = std::min(text.find(' '), text.size());
-  int32_t number = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + blank, number);
-  const bool known = failed == std::errc() && end == text.data() + blank && blank < text.size() &&
-                     number > 0 && errc_name(static_cast<Errc>(number)) != "unknown";
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 32; }, '?');
-  return {known ? static_cast<Errc>(number) : Errc::engine_failed,
-          known ? text.substr(blank + 1) : std::move(text), std::move(hint)};
-}
+std::string write_news(const Error& error);
+/// Reads what write_news() wrote; any other text gives engine_failed with it as message.
+Error read_news(std::string text, std::string hint);
 
 /// Returns when all ranks have joined, with the same world, each once. A rank that finds out that
-/// this will not happen reports the reason to the others.
-inline Result<void> meet(Board& board, uint32_t rank, uint32_t world,
-                         std::chrono::milliseconds timeout, Deadline deadline) {
-  const std::string news(kMeeting), hint = "restart all ranks with an empty folder or a free port";
-  const auto soon = [] { return Clock::now() + std::chrono::seconds(2); };
-  const auto tell = [&](Error own) -> Error {
-    own.hint = hint;
-    const auto told = board.put(news, write_news(own), soon());
-    return told ? read_news(*told, hint) : own;
-  };
-  const auto key = [](uint32_t r) { return "rank." + std::to_string(r); };
-  const std::string first = "laconic 1, a world of ";
-  const auto world_on = [&](const std::string& card) -> std::string {  // digits, or nothing
-    if (!card.starts_with(first)) return {};
-    return card.substr(first.size(),
-                       card.find_first_not_of("0123456789", first.size()) - first.size());
-  };
-  std::random_device random;
-  const std::string own_world = std::to_string(world);
-  const std::string card =
-      first + own_world + ", " + std::to_string(random()) + "." + std::to_string(random());
-  const auto mine = board.put(key(rank), card, std::min(deadline, soon()));
-  if (!mine) return mine.error();
-  if (*mine != card) {
-    return tell({Errc::invalid_argument,
-                 "rank " + std::to_string(rank) +
-                     " joined twice: it was started twice, or another or an earlier job used this "
-                     "rendezvous",
-                 {}});
-  }
-  std::vector<uint32_t> missing;
-  for (uint32_t r = 0; r < world; ++r) missing.push_back(r);
-  for (auto pause = std::chrono::milliseconds(1);;
-       pause = std::min(2 * pause, std::chrono::milliseconds(20))) {
-    // Read news first: a rank that has all cards reads no more of them.
-    auto bad = board.get(news, std::max(deadline, soon()));
-    if (!bad) return bad.error();
-    if (!bad->empty()) return read_news(*bad, hint);
-    std::vector<uint32_t> still;
-    for (const uint32_t r : missing) {
-      auto there = board.get(key(r), std::max(deadline, soon()));
-      if (!there) return there.error();
-      if (there->empty()) {
-        still.push_back(r);
-      } else if (const std::string other = world_on(*there); other != own_world) {
-        const std::string who = "rank " + std::to_string(r);
-        return tell({Errc::ranks_disagree,
-                     other.empty() ? who + " runs another version of Laconic"
-                                   : who + " was started with world size " + other + ", rank " +
-                                         std::to_string(rank) + " with " + own_world,
-                     {}});
-      }
-    }
-    missing = std::move(still);
-    if (missing.empty()) return {};
-    if (Clock::now() >= deadline) {
-      return tell(
-          {Errc::timed_out,
-           names_of(missing) + " did not join within " + std::to_string(timeout.count()) + " ms",
-           {}});
-    }
-    std::this_thread::sleep_for(pause);
-  }
-}
+/// this will not happen reports the reason to the others: ranks_disagree, invalid_argument (a rank
+/// joined twice), timed_out. `timeout` is for the message.
+Result<void> meet(Board& board, uint32_t rank, uint32_t world, std::chrono::milliseconds timeout,
+                  Deadline deadline);
 
 }  // namespace laconic::rendezvous

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "../shared/ring_sum.h"
 #include "../shared/steps.h"
 #include "laconic/dtype.h"
-#include "laconic/engine/ring_sum.h"
 
 namespace laconic::gloo {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "../shared/large_sum.h"
 #include "group.h"
-#include "laconic/engine/large_sum.h"
 #include "laconic/engine/mpi.h"
 #include "status.h"
 #include "transfers.h"

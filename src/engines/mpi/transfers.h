@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "../shared/cut_messages.h"
+#include "../shared/large_sum.h"
 #include "group.h"
-#include "laconic/engine/cut_messages.h"
-#include "laconic/engine/large_sum.h"
 #include "laconic/engine/mpi.h"
 #include "status.h"
 

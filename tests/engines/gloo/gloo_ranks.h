@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "engines/rendezvous/posix.h"
 #include "laconic/engine/gloo.h"
 #include "laconic/engine/rendezvous.h"
 #include "laconic/random.h"
