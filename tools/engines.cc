@@ -137,7 +137,7 @@ Result<OpenEngine> open_engine(const EngineOptions& options) {
   const auto told = [&](const Error& error) {
     return Error{error.code, error.message, error.hint.empty() ? "" : plugin->hint};
   };
-  const auto table = transport::load_plugin(plugin->path);
+  const auto table = engines::load_plugin(plugin->path);
   if (!table) return told(table.error());
   if ((*table)->engine != options.name) {
     return Error{
@@ -145,11 +145,11 @@ Result<OpenEngine> open_engine(const EngineOptions& options) {
         plugin->path + " is a plug-in for " + (*table)->engine + ", not for " + options.name,
         plugin->hint};
   }
-  auto engine = transport::open_plugin(plugin->path, {.timeout = options.timeout,
-                                                      .rank = options.rank,
-                                                      .world = options.world,
-                                                      .rendezvous = options.rendezvous,
-                                                      .interface = options.interface});
+  auto engine = engines::open_plugin(plugin->path, {.timeout = options.timeout,
+                                                    .rank = options.rank,
+                                                    .world = options.world,
+                                                    .rendezvous = options.rendezvous,
+                                                    .interface = options.interface});
   if (!engine) return told(engine.error());
   return OpenEngine{*std::move(engine), (*table)->library};
 }

@@ -29,8 +29,6 @@
 namespace laconic::tools {
 namespace {
 
-namespace agg = transport::aggregation;
-
 struct Options {
   std::string bind;
   std::string token;
@@ -107,10 +105,10 @@ Result<uint64_t> parse_memory(const std::string& text) {
   return value << shift;
 }
 
-Result<agg::Io> choose_io(const std::string& name) {
-  if (name == "gso") return agg::Io::gso;
-  if (name == "mmsg") return agg::Io::mmsg;
-  if (name == "auto" || name == "xdp") return agg::has_gso() ? agg::Io::gso : agg::Io::mmsg;
+Result<net::Io> choose_io(const std::string& name) {
+  if (name == "gso") return net::Io::gso;
+  if (name == "mmsg") return net::Io::mmsg;
+  if (name == "auto" || name == "xdp") return net::has_gso() ? net::Io::gso : net::Io::mmsg;
   return Error{Errc::invalid_argument, fmt::format("--io '{}' is not known", name),
                "auto, gso, mmsg or xdp; laconic serve --check shows what works here"};
 }
@@ -143,7 +141,7 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
   if (!memory) return memory.error();
   settings.server.memory = *memory;
   if (!options.token.empty()) {
-    const auto token = agg::read_token(options.token);
+    const auto token = aggregation::read_token(options.token);
     if (!token) return token.error();
     settings.server.token = *token;
   }
@@ -170,7 +168,7 @@ std::string first_line(const Error& error) {
 }
 
 int check(const Options& options) {
-  const bool gso = agg::has_gso();
+  const bool gso = net::has_gso();
   const auto xdp = server::Xdp::check();
   const Json found =
       Json::array({{{"io", "gso"},
@@ -204,9 +202,9 @@ void say(const Json& json) {
   std::fflush(stdout);
 }
 
-void print_start(const Options& options, const server::UdpServer& server, agg::Io io,
+void print_start(const Options& options, const server::UdpServer& server, net::Io io,
                  const Metrics* metrics) {
-  const char* name = io == agg::Io::gso ? "gso" : "mmsg";
+  const char* name = io == net::Io::gso ? "gso" : "mmsg";
   if (!options.interfaces.empty()) name = "xdp";
   if (options.json) {
     Json line{{"serving", server.address()}, {"io", name}, {"token", !options.token.empty()}};

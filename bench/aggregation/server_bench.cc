@@ -46,12 +46,11 @@
 namespace laconic::bench {
 namespace {
 
-namespace agg = transport::aggregation;
-using agg::Batch;
-using agg::Endpoint;
-using agg::Io;
-using agg::Receiver;
-using agg::Socket;
+using net::Batch;
+using net::Endpoint;
+using net::Io;
+using net::Receiver;
+using net::Socket;
 using tools::Json;
 using Clock = std::chrono::steady_clock;
 
@@ -148,7 +147,7 @@ class Serving final : public Peer {
 class Echo final : public Peer {
  public:
   Echo() : receiver_(Io::gso), answers_(64 * kResult) {
-    auto bound = Socket::bound(*agg::parse_endpoint("127.0.0.1:0"), Io::gso);
+    auto bound = Socket::bound(*net::parse_endpoint("127.0.0.1:0"), Io::gso);
     if (!bound) std::exit(tools::fail(bound.error(), true, 1));
     listener_ = std::move(*bound);
     local_ = *listener_.local();
@@ -158,7 +157,7 @@ class Echo final : public Peer {
     end();
     ::close(epoll_);
   }
-  [[nodiscard]] std::string address() const override { return agg::endpoint_text(local_); }
+  [[nodiscard]] std::string address() const override { return net::endpoint_text(local_); }
 
  private:
   void run(const std::atomic<bool>& stop) {
@@ -245,7 +244,7 @@ class Worker {
         batch_(io),
         codes_(kLanes / 2, static_cast<uint8_t>(17 * rank)),
         window_(window) {
-    auto socket = Socket::connected(*agg::parse_endpoint(address), io);
+    auto socket = Socket::connected(*net::parse_endpoint(address), io);
     if (!socket) std::exit(tools::fail(socket.error(), true, 1));
     socket_ = std::move(*socket);
   }
@@ -441,8 +440,8 @@ class Flood {
  private:
   /// The address of a socket that is never read.
   Worker sink() {
-    sink_ = *Socket::bound(*agg::parse_endpoint("127.0.0.1:0"), Io::gso);
-    return {agg::endpoint_text(*sink_.local()), Io::gso, 0, 1};
+    sink_ = *Socket::bound(*net::parse_endpoint("127.0.0.1:0"), Io::gso);
+    return {net::endpoint_text(*sink_.local()), Io::gso, 0, 1};
   }
   void run() {
     for (int aim = aim_; aim != kEnd; aim = aim_) {
@@ -519,7 +518,7 @@ Json kernel_path(double seconds, int rounds) {
 }
 
 int run(double seconds, int rounds) {
-  if (!agg::has_gso()) {
+  if (!net::has_gso()) {
     tools::print_json({{"reason", "this kernel does not support UDP segmentation"}});
     return 0;
   }

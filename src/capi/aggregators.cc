@@ -15,11 +15,11 @@
 #include "engines/c_step.h"
 
 struct laconic_aggregator {
-  explicit laconic_aggregator(laconic::transport::aggregation::Membership&& member)
+  explicit laconic_aggregator(laconic::aggregation::Membership&& member)
       : membership(std::move(member)) {}
-  laconic::transport::aggregation::Membership membership;
+  laconic::aggregation::Membership membership;
   std::mutex lock;  // of what follows: stats are asked while a step runs
-  laconic::transport::aggregation::LinkStats stats{};
+  laconic::aggregation::LinkStats stats{};
   bool usable = false;
 };
 
@@ -28,6 +28,7 @@ namespace {
 using laconic::AggregatorOptions;
 using laconic::Errc;
 using laconic::Result;
+using laconic::aggregation::Membership;
 using laconic::capi::bad_struct;
 using laconic::capi::fail;
 using laconic::capi::guarded;
@@ -35,7 +36,6 @@ using laconic::capi::guarded_value;
 using laconic::capi::keep;
 using laconic::capi::null_argument;
 using laconic::capi::read_struct;
-using laconic::transport::aggregation::Membership;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
@@ -125,7 +125,7 @@ int32_t laconic_aggregator_run(laconic_aggregator* aggregator, const laconic_ste
                   "LACONIC_AGGREGATE");
     if (step->granules != 0 && (step->contributions == nullptr || step->aggregates == nullptr))
       return null_argument("the contributions and aggregates of a step");
-    return ended(*aggregator, aggregator->membership.run(laconic::transport::from_c(*step)));
+    return ended(*aggregator, aggregator->membership.run(laconic::engines::from_c(*step)));
   });
 }
 

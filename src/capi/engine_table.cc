@@ -46,7 +46,7 @@ Result<void> TableEngine::run(std::span<const Step> batch) {
 
 Result<Ticket> TableEngine::start(std::span<const Step> batch) {
   std::array<laconic_step, kMaxBatch> steps;
-  std::ranges::transform(batch, steps.begin(), transport::to_c);
+  std::ranges::transform(batch, steps.begin(), engines::to_c);
   Message message{};
   Ticket ticket{~uint64_t{0}};
   const int32_t code =

@@ -123,7 +123,7 @@ int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps, u
     if (const int32_t bad = check_room(exchange->pending, room); bad != 0) return bad;
     exchange->pending = 0;
     for (uint32_t i = 0; i < *count; ++i) {
-      const laconic_step step = laconic::transport::to_c(exchange->batch[i]);
+      const laconic_step step = laconic::engines::to_c(exchange->batch[i]);
       std::memcpy(reinterpret_cast<char*>(steps) + size_t{i} * step_size, &step,
                   std::min<size_t>(step_size, sizeof step));
     }

@@ -11,7 +11,7 @@
 #include "laconic/engine.h"
 #include "laconic/laconic.h"
 
-namespace laconic::transport {
+namespace laconic::engines {
 
 // Lists of a step are passed on unchanged.
 static_assert(sizeof(laconic_message) == sizeof(Message) &&
@@ -70,4 +70,4 @@ inline Step from_c(const laconic_step& c) {
           .aggregates = {reinterpret_cast<Aggregate*>(c.aggregates), c.granules}};
 }
 
-}  // namespace laconic::transport
+}  // namespace laconic::engines

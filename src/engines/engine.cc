@@ -197,18 +197,18 @@ void Engine::keep_until_end(std::shared_ptr<void> memory) noexcept {
 void Engine::keep_for_good() noexcept { forget(std::move(kept_)); }
 
 void Engine::add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept {
-  transport::add_lanes(type, total, x, count);
+  engines::add_lanes(type, total, x, count);
 }
 
 void Engine::add_lanes(DType type, uint8_t* total, float of_total, const uint8_t* x, float of_x,
                        uint64_t count) noexcept {
   if (type != DType::f32 || (of_total == 1.0F && of_x == 1.0F))
-    return transport::add_lanes(type, total, x, count);
-  transport::add_scaled_lanes(total, of_total, x, of_x, count);
+    return engines::add_lanes(type, total, x, count);
+  engines::add_scaled_lanes(total, of_total, x, of_x, count);
 }
 
 void Engine::scale_lanes(const Step& step, uint8_t* x, uint64_t count) noexcept {
-  if (step.scale != 1.0F) transport::scale_lanes(x, step.scale, count);
+  if (step.scale != 1.0F) engines::scale_lanes(x, step.scale, count);
 }
 
 void Engine::stop() noexcept {

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-namespace laconic::transport {
+namespace laconic::engines {
 namespace {
 
 template <class Lane, class Widen, class Narrow>
@@ -53,4 +53,4 @@ void scale_lanes(uint8_t* x, float factor, uint64_t count) noexcept {
   }
 }
 
-}  // namespace laconic::transport
+}  // namespace laconic::engines

@@ -7,7 +7,7 @@
 
 #include "laconic/dtype.h"
 
-namespace laconic::transport {
+namespace laconic::engines {
 
 /// total[i] += x[i] for `count` lanes. No alignment is needed.
 void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept;
@@ -18,4 +18,4 @@ void add_scaled_lanes(uint8_t* total, float of_total, const uint8_t* x, float of
 /// x[i] *= factor for `count` lanes of float32. No alignment is needed.
 void scale_lanes(uint8_t* x, float factor, uint64_t count) noexcept;
 
-}  // namespace laconic::transport
+}  // namespace laconic::engines

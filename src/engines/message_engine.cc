@@ -78,7 +78,7 @@ Result<void> MessageEngine::sum(const Step& step) {
   if (mine != 0) {
     std::memcpy(terms_.data() + rank() * mine, step.send + begin(rank()), mine);
     for (uint32_t r = 1; r < world(); ++r)
-      transport::add_lanes(step.dtype, terms_.data(), terms_.data() + r * mine, mine / size);
+      engines::add_lanes(step.dtype, terms_.data(), terms_.data() + r * mine, mine / size);
     std::memcpy(step.recv + begin(rank()), terms_.data(), mine);
   }
   messages_.clear();

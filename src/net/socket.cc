@@ -27,7 +27,7 @@
 #define IPV6_MULTICAST_ALL 29
 #endif
 
-namespace laconic::transport::aggregation {
+namespace laconic::net {
 namespace {
 
 constexpr int kBuffer = 8 << 20;  // what the kernel grants is less without privileges
@@ -617,4 +617,4 @@ int Receiver::fill(const Socket& socket, std::size_t most) noexcept {
   return n;
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::net

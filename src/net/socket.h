@@ -18,7 +18,7 @@
 #include "laconic/bytes.h"
 #include "laconic/error.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::net {
 
 enum class Io : uint8_t { gso, mmsg };
 
@@ -161,4 +161,4 @@ class Receiver {
   std::size_t end_ = 0;    ///< end of the last received data
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::net

@@ -23,7 +23,7 @@ TEST(AggregatorStep, StepPassesBlocksOn) {
   step.contributions = out;
   step.aggregates = in;
 
-  const laconic_step c = transport::to_c(step);
+  const laconic_step c = engines::to_c(step);
   ASSERT_EQ(c.kind, static_cast<uint32_t>(LACONIC_AGGREGATE));
   ASSERT_EQ(c.granules, 2U);
   EXPECT_EQ(c.contributions[0].payload, payload.data());
@@ -44,7 +44,7 @@ TEST(AggregatorStep, StepPassesBlocksOn) {
   EXPECT_EQ(LACONIC_GRANULE_TROUBLE, static_cast<int>(kGranuleTrouble));
 
   c.aggregates[1].bitmap = 77;
-  const Step back = transport::from_c(c);
+  const Step back = engines::from_c(c);
   EXPECT_EQ(back.kind, StepKind::aggregate);
   EXPECT_EQ(back.contributions.data(), out.data());
   EXPECT_EQ(back.aggregates.data(), in.data());

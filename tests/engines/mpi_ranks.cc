@@ -594,9 +594,9 @@ int main(int argc, char** argv) {
   const std::string mode = arguments.text("mode");
   if (mode == "foreign") return foreign(arguments);
   if (!arguments.text("plugin").empty()) {
-    laconic::transport::PluginOptions options;
+    laconic::engines::PluginOptions options;
     options.world = static_cast<uint32_t>(arguments.number("world", 0));
-    const auto engine = laconic::transport::open_plugin(arguments.text("plugin"), options);
+    const auto engine = laconic::engines::open_plugin(arguments.text("plugin"), options);
     if (!engine) {
       write(arguments, {{"opened", error_json(engine.error())}});
       return 7;

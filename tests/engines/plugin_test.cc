@@ -23,9 +23,9 @@
 namespace laconic::test {
 namespace {
 
-using transport::load_plugin;
-using transport::open_plugin;
-using transport::PluginOptions;
+using engines::load_plugin;
+using engines::open_plugin;
+using engines::PluginOptions;
 
 /// The plug-ins lie beside this program.
 std::string built(const std::string& name) {

@@ -16,7 +16,7 @@ namespace laconic::test {
 
 class Serving {
  public:
-  using Io = transport::aggregation::Io;
+  using Io = net::Io;
 
   explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
                    const wire::Token& token = {}, bool full_tags = false)

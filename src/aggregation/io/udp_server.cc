@@ -19,8 +19,6 @@
 namespace laconic::server {
 namespace {
 
-namespace agg = transport::aggregation;
-
 constexpr Time kMillisecond = 1000000;
 constexpr Time kSweep = 1000 * kMillisecond;
 constexpr Time kObserve = 200 * kMillisecond;
@@ -42,7 +40,7 @@ Time steady_now() noexcept {
 }
 
 // Family, port, address and scope identify a peer.
-Address address_of(const agg::Endpoint& e) noexcept {
+Address address_of(const net::Endpoint& e) noexcept {
   Address a;
   if (e.address.ss_family == AF_INET) {
     sockaddr_in in{};
@@ -61,8 +59,8 @@ Address address_of(const agg::Endpoint& e) noexcept {
   return a;
 }
 
-agg::Endpoint endpoint_of(const Address& a) noexcept {
-  agg::Endpoint e;
+net::Endpoint endpoint_of(const Address& a) noexcept {
+  net::Endpoint e;
   if (a.bytes[0] == 4) {
     sockaddr_in in{};
     in.sin_family = AF_INET;
@@ -83,20 +81,20 @@ agg::Endpoint endpoint_of(const Address& a) noexcept {
 }
 
 // Opens the socket that sends sums to the group.
-Result<agg::Socket> open_multicast(const UdpServerSettings& settings, const agg::Endpoint& bound,
-                                   const agg::Socket& listener, Multicast* multicast) {
+Result<net::Socket> open_multicast(const UdpServerSettings& settings, const net::Endpoint& bound,
+                                   const net::Socket& listener, Multicast* multicast) {
   if (!settings.interfaces.empty()) {
     return Error{Errc::invalid_argument, "the XDP program does not support multicast", {}};
   }
-  if (agg::is_wildcard(bound)) {
+  if (net::is_wildcard(bound)) {
     return Error{Errc::invalid_argument,
                  "multicast needs one interface, which " + settings.bind + " does not name",
                  "bind to the address that workers use"};
   }
-  const auto group = agg::parse_group(settings.multicast, bound);
+  const auto group = net::parse_group(settings.multicast, bound);
   if (!group) return group.error();
-  *multicast = {*group, address_of(agg::group_endpoint(*group))};
-  return agg::Socket::to_group(*group, listener, settings.io);
+  *multicast = {*group, address_of(net::group_endpoint(*group))};
+  return net::Socket::to_group(*group, listener, settings.io);
 }
 
 }  // namespace
@@ -167,7 +165,7 @@ UdpServer::UdpServer(const UdpServerSettings& settings, std::unique_ptr<KernelPa
     : kernel_(std::move(kernel)),
       server_(settings.server),
       io_(io),
-      address_(agg::endpoint_text(bound)),
+      address_(net::endpoint_text(bound)),
       listener_(std::move(listener)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       receiver_(io),
@@ -184,17 +182,17 @@ UdpServer::~UdpServer() {
 }
 
 Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& settings) {
-  const auto wanted = agg::parse_endpoint(settings.bind);
+  const auto wanted = net::parse_endpoint(settings.bind);
   if (!wanted) return wanted.error();
   const bool no_token = settings.server.token == wire::Token{};
-  if (no_token && !agg::is_loopback(*wanted)) {
+  if (no_token && !net::is_loopback(*wanted)) {
     return Error{Errc::invalid_argument,
                  "without a token the server may listen on the loopback interface only, not on " +
                      settings.bind,
                  "create one with --new-token FILE, and give it to the server and every worker"};
   }
   const Io io = settings.io;
-  if (io == Io::gso && !agg::has_gso()) {
+  if (io == Io::gso && !net::has_gso()) {
     return Error{Errc::unsupported, "this kernel does not support UDP segmentation",
                  "use --io mmsg"};
   }

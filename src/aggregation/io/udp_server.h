@@ -21,7 +21,7 @@ namespace laconic::server {
 
 struct UdpServerSettings {
   std::string bind;  ///< HOST:PORT; port 0: any
-  transport::aggregation::Io io = transport::aggregation::Io::gso;
+  net::Io io = net::Io::gso;
   /// Ports of a switch where a program in the kernel adds; none: it is not asked for.
   std::vector<std::string> interfaces;
   /// GROUP or GROUP:PORT: sums go once for all workers of a job that asks for it; "": to each.
@@ -42,11 +42,11 @@ class UdpServer {
   [[nodiscard]] const Server& server() const noexcept { return server_; }
 
  private:
-  using Endpoint = transport::aggregation::Endpoint;
-  using Socket = transport::aggregation::Socket;
-  using Batch = transport::aggregation::Batch;
-  using Io = transport::aggregation::Io;
-  using Receiver = transport::aggregation::Receiver;
+  using Endpoint = net::Endpoint;
+  using Socket = net::Socket;
+  using Batch = net::Batch;
+  using Io = net::Io;
+  using Receiver = net::Receiver;
 
   /// A registered worker.
   struct Peer {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 Aggregation::Aggregation(std::vector<LinkSettings> servers) {
   links_.reserve(servers.size());
@@ -59,4 +59,4 @@ LinkStats Aggregation::stats() const noexcept {
   return sum;
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

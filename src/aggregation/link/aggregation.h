@@ -9,7 +9,7 @@
 
 #include "aggregation/link/link.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Aggregation {
  public:
@@ -35,4 +35,4 @@ class Aggregation {
   uint64_t next_ = 0;  ///< number of the next exchange's first granule, over all servers
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

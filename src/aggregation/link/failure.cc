@@ -9,7 +9,7 @@
 
 #include "laconic/engine/names_of.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 namespace {
 
 using wire::Reason;
@@ -158,4 +158,4 @@ Error error_of(const Failure& failure, const std::string& server) noexcept {
   }
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -11,7 +11,7 @@
 #include "aggregation/protocol/enrolment.h"
 #include "laconic/error.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 /// A hint, where a server does not answer.
 inline constexpr std::string_view kIsItThere =
@@ -44,4 +44,4 @@ struct Failure {
 /// Without memory for words the code alone.
 [[nodiscard]] Error error_of(const Failure& failure, const std::string& server) noexcept;
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "aggregation/link/flights.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 namespace {
 
 constexpr uint16_t kNobody = 0xFFFFU;
@@ -102,4 +102,4 @@ void Flights::find_holes(Time now, const Pace& pace) noexcept {
   }
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

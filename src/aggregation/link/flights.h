@@ -12,7 +12,7 @@
 #include "aggregation/link/granule.h"
 #include "aggregation/link/pace.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Flights {
  public:
@@ -78,4 +78,4 @@ class Flights {
   LargestThree latest_numbers_;  ///< numbers of results, and 1
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -8,7 +8,7 @@
 
 #include "laconic/aggregation.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 /// Nanoseconds on a clock that never goes back.
 using Time = uint64_t;
@@ -45,4 +45,4 @@ struct LinkStats {
   }
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

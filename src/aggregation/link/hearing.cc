@@ -3,7 +3,7 @@
 
 #include "aggregation/link/settings.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 namespace {
 
 /// A network without multicast delays registration by 20 + 40 + 80 + 160 ms.
@@ -65,4 +65,4 @@ void Hearing::note_way(Time now, bool by_group) noexcept {
   }
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -9,7 +9,7 @@
 #include "aggregation/link/granule.h"
 #include "aggregation/protocol/enrolment.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Hearing {
  public:
@@ -41,4 +41,4 @@ class Hearing {
   uint32_t tries_left_ = 0, unheard_ = 0;  ///< results in a row that the group did not bring
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -5,7 +5,7 @@
 
 #include <system_error>
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 namespace {
 
 using std::chrono::milliseconds;
@@ -68,4 +68,4 @@ bool Keeper::keep() {
   return idle >= kIdle && idle < timeout_ && worker_->keep();
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -15,7 +15,7 @@
 #include "aggregation/link/udp_worker.h"
 #include "laconic/error.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Keeper {
  public:
@@ -73,4 +73,4 @@ class Keeper {
   std::unique_ptr<Thread> thread_ = std::make_unique<Thread>();
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 namespace {
 
 using wire::DatagramFault;
@@ -252,4 +252,4 @@ Time Link::wake(Time now) const noexcept {
   return next;
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

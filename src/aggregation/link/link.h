@@ -28,7 +28,7 @@
 #include "aggregation/link/window.h"
 #include "laconic/error.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Link {
  public:
@@ -100,4 +100,4 @@ class Link {
   Time leave_at_ = kNever, keep_at_ = 0;
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -5,7 +5,7 @@
 
 #include "laconic/bytes.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 /// Takes what a link sends. The header is copied during the call; the payload is the caller's of
 /// Link::begin(), or a result that is kept: it is valid until the link is called again. `padding`
@@ -16,4 +16,4 @@ class Outlet {
   virtual void send(Bytes header, Bytes payload, std::size_t padding) = 0;
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

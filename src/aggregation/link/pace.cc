@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 namespace {
 
 constexpr Time kMillisecond = 1000000;
@@ -81,4 +81,4 @@ void Pace::end_round(Time now, bool limited) noexcept {
   window_ = std::min(window_, target_);
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

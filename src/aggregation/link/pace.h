@@ -9,7 +9,7 @@
 
 #include "aggregation/link/granule.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Pace {
  public:
@@ -43,4 +43,4 @@ class Pace {
   std::size_t next_rate_ = 0;
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -3,7 +3,7 @@
 
 #include <array>
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 namespace {
 
 using wire::DatagramFault;
@@ -137,4 +137,4 @@ bool Registration::take_stranger(Time now, Bytes datagram, const Pace& pace) noe
   return true;
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -13,7 +13,7 @@
 #include "aggregation/link/results.h"
 #include "aggregation/link/settings.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 /// A start of the server.
 struct Epoch {
@@ -83,4 +83,4 @@ class Registration {
   Time enrol_at_ = kNever;  ///< while enrolling
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 Results::Results(const LinkSettings& settings)
     : settings_(&settings),
@@ -96,4 +96,4 @@ void Results::add_to(LinkStats& stats) const noexcept {
   stats.partial_granules += counts_.partial;
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -13,7 +13,7 @@
 #include "aggregation/link/granule.h"
 #include "aggregation/link/settings.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Results {
  public:
@@ -100,4 +100,4 @@ class Results {
   } counts_;
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

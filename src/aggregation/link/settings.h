@@ -8,7 +8,7 @@
 #include "aggregation/link/granule.h"
 #include "aggregation/protocol/enrolment.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 struct LinkSettings {
   wire::Token token{};
@@ -32,4 +32,4 @@ inline constexpr Time kFirstHello = 20 * kMillisecond;
   return std::min<Time>(1000 * kMillisecond, uint64_t{job.timeout_ms} * kMillisecond / 8);
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

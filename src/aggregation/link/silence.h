@@ -9,7 +9,7 @@
 #include "aggregation/link/failure.h"
 #include "aggregation/link/settings.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Silence {
  public:
@@ -49,4 +49,4 @@ class Silence {
   Time heard_ = 0, moved_ = 0;
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

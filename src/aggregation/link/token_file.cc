@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 Result<wire::Token> read_token(const std::string& path) {
   const auto refused = [&](const std::string& why) {
@@ -28,4 +28,4 @@ Result<wire::Token> read_token(const std::string& path) {
   return token;
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

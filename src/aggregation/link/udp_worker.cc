@@ -11,7 +11,7 @@
 #include <new>
 #include <utility>
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 namespace {
 
 constexpr uint32_t kIpAndUdp4 = 28, kIpAndUdp6 = 48;
@@ -19,7 +19,7 @@ constexpr uint32_t kIpAndUdp4 = 28, kIpAndUdp6 = 48;
 /// Flushes when the batch is full or the next datagram has another length.
 class ToBatch final : public Outlet {
  public:
-  ToBatch(Batch& batch, const Socket& socket) : batch_(batch), socket_(socket) {}
+  ToBatch(net::Batch& batch, const net::Socket& socket) : batch_(batch), socket_(socket) {}
   void send(Bytes header, Bytes payload, std::size_t padding) override {
     if (batch_.push(header, payload, padding)) return;
     batch_.flush(socket_, nullptr);
@@ -27,15 +27,15 @@ class ToBatch final : public Outlet {
   }
 
  private:
-  Batch& batch_;
-  const Socket& socket_;
+  net::Batch& batch_;
+  const net::Socket& socket_;
 };
 
 /// Results that the kernel can keep while this thread is elsewhere: more would be lost. What came
 /// coalesced is kept in fewer pieces.
-uint32_t window_of(const Socket& socket, Io io, const wire::JobSettings& job) noexcept {
+uint32_t window_of(const net::Socket& socket, net::Io io, const wire::JobSettings& job) noexcept {
   const uint64_t datagram = wire::kDownHeaderBytes + job.slot_bytes();
-  const uint64_t kept = io == Io::gso ? datagram + 256 : 2 * datagram + 512;
+  const uint64_t kept = io == net::Io::gso ? datagram + 256 : 2 * datagram + 512;
   return static_cast<uint32_t>(std::clamp<uint64_t>(socket.receive_buffer() / kept, 16, 4096));
 }
 
@@ -62,7 +62,7 @@ Time steady_now() noexcept {
                                .count());
 }
 
-UdpWorker::UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io,
+UdpWorker::UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, net::Io io,
                      const std::atomic<bool>* interrupted)
     : links_(std::move(links)),
       paths_(std::move(paths)),
@@ -80,13 +80,13 @@ Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings
   if (reason != wire::Reason::none) {
     return Error{Errc::invalid_argument, std::string(wire::reason_text(reason)), {}};
   }
-  const Io io = settings.io == Io::gso && has_gso() ? Io::gso : Io::mmsg;
+  const net::Io io = settings.io == net::Io::gso && net::has_gso() ? net::Io::gso : net::Io::mmsg;
   std::vector<LinkSettings> links;
   std::vector<Path> paths;
   for (const std::string& text : settings.servers) {
-    const auto endpoint = parse_endpoint(text);
+    const auto endpoint = net::parse_endpoint(text);
     if (!endpoint) return endpoint.error();
-    auto socket = Socket::connected(*endpoint, io);
+    auto socket = net::Socket::connected(*endpoint, io);
     if (!socket) return std::move(socket).error();
     const bool ipv6 = endpoint->address.ss_family == AF_INET6;
     if (auto r = fits_path(settings.link.job, socket->mtu(), ipv6); !r) {
@@ -97,7 +97,7 @@ Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings
     links.push_back(settings.link);
     links.back().server = text;
     links.back().window = window_of(*socket, io, settings.link.job);
-    paths.push_back({std::move(*socket), Batch(io), *endpoint, io});
+    paths.push_back({std::move(*socket), net::Batch(io), *endpoint, io});
   }
   std::unique_ptr<UdpWorker> worker(
       new UdpWorker(std::move(links), std::move(paths), io, settings.interrupted));
@@ -190,12 +190,12 @@ void UdpWorker::receive() noexcept {
     Path& path = paths_[i];
     const Time now = steady_now();
     const int n = receiver_.receive(
-        path.socket, [&](const Endpoint&, Bytes datagram) { link.receive(now, datagram); });
+        path.socket, [&](const net::Endpoint&, Bytes datagram) { link.receive(now, datagram); });
     if (n < 0) path.socket.take_errors();
     follow_group(path, link.group());
     if (!path.listener.is_open()) continue;
-    receiver_.receive(path.listener, [&](const Endpoint& from, Bytes datagram) {
-      if (same_address(from, path.server)) link.receive_from_group(now, datagram);
+    receiver_.receive(path.listener, [&](const net::Endpoint& from, Bytes datagram) {
+      if (net::same_address(from, path.server)) link.receive_from_group(now, datagram);
     });
   }
 }
@@ -205,15 +205,15 @@ void UdpWorker::receive() noexcept {
 void UdpWorker::follow_group(Path& path, const wire::Group& group) noexcept {
   if (group == path.group) return;
   path.group = group;
-  path.listener = Socket();
+  path.listener = net::Socket();
   if (!group.exists()) return;
   try {
     const auto local = path.socket.local();
     if (!local) return;
-    auto listener = Socket::in_group(group, path.server, *local, path.io);
+    auto listener = net::Socket::in_group(group, path.server, *local, path.io);
     if (listener) path.listener = std::move(*listener);
   } catch (const std::bad_alloc&) {
   }
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -13,12 +13,12 @@
 #include "aggregation/link/aggregation.h"
 #include "net/socket.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 struct UdpSettings {
   std::vector<std::string> servers;  ///< HOST:PORT, in the same order on all ranks
   LinkSettings link;                 ///< `server` is filled in
-  Io io = Io::gso;                   ///< mmsg where the kernel has none
+  net::Io io = net::Io::gso;         ///< mmsg where the kernel has none
   /// Not null: once it is true, calls fail within a tenth of a second. It outlives the worker.
   const std::atomic<bool>* interrupted = nullptr;
 };
@@ -47,14 +47,14 @@ class UdpWorker {
 
  private:
   struct Path {
-    Socket socket;
-    Batch batch;
-    Endpoint server;
-    Io io;
-    wire::Group group{};  ///< that `listener` was opened for
-    Socket listener{};    ///< receives the group's datagrams; closed if that is impossible
+    net::Socket socket;
+    net::Batch batch;
+    net::Endpoint server;
+    net::Io io;
+    wire::Group group{};     ///< that `listener` was opened for
+    net::Socket listener{};  ///< receives the group's datagrams; closed if that is impossible
   };
-  UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io,
+  UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, net::Io io,
             const std::atomic<bool>* interrupted);
   /// How driving the links ended: words, which take memory, come later.
   struct End {
@@ -74,7 +74,7 @@ class UdpWorker {
 
   Aggregation links_;
   std::vector<Path> paths_;
-  Receiver receiver_;
+  net::Receiver receiver_;
   const std::atomic<bool>* interrupted_;
 };
 
@@ -85,4 +85,4 @@ class UdpWorker {
 /// Nanoseconds of the steady clock.
 [[nodiscard]] Time steady_now() noexcept;
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -4,7 +4,7 @@
 #include <array>
 #include <bit>
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 using wire::DatagramType;
 
@@ -75,4 +75,4 @@ void Uplink::held(const Results& results, uint64_t number) noexcept {
   outlet_.send(front, sum, 0);
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -9,7 +9,7 @@
 #include "aggregation/link/registration.h"
 #include "aggregation/link/results.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Uplink {
  public:
@@ -37,4 +37,4 @@ class Uplink {
   bool hears_;
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

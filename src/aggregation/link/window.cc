@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "aggregation/link/window.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 namespace {
 
 uint32_t largest_window(const LinkSettings& s) noexcept {
@@ -61,4 +61,4 @@ bool Window::next_to_send(Time now, const Results& results, uint64_t* number) no
   return true;
 }
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

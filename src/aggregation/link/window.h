@@ -12,7 +12,7 @@
 #include "aggregation/link/results.h"
 #include "aggregation/link/uplink.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Window {
  public:
@@ -52,4 +52,4 @@ class Window {
   Time probe_at_ = 0;
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

@@ -10,8 +10,8 @@
 namespace laconic {
 namespace {
 
-using transport::aggregation::LinkStats;
-using transport::aggregation::Membership;
+using aggregation::LinkStats;
+using aggregation::Membership;
 
 constexpr std::chrono::seconds kLinger{5};
 

@@ -16,7 +16,7 @@ uint32_t aggregator_quorum(double quorum, uint32_t world) noexcept {
   return static_cast<uint32_t>(std::clamp(needed, 1.0, static_cast<double>(world)));
 }
 
-namespace transport::aggregation {
+namespace aggregation {
 namespace {
 
 constexpr std::chrono::microseconds kNoTime{0}, kLongest = std::chrono::hours(1);
@@ -125,5 +125,5 @@ void Membership::close(std::chrono::milliseconds linger) {
   keeper_.reset();
 }
 
-}  // namespace transport::aggregation
+}  // namespace aggregation
 }  // namespace laconic

@@ -12,7 +12,7 @@
 #include "laconic/aggregation.h"
 #include "laconic/engine/aggregator.h"
 
-namespace laconic::transport::aggregation {
+namespace laconic::aggregation {
 
 class Membership {
  public:
@@ -46,4 +46,4 @@ class Membership {
   bool joined_ = false;
 };
 
-}  // namespace laconic::transport::aggregation
+}  // namespace laconic::aggregation

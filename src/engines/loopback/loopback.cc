@@ -206,7 +206,7 @@ void LoopbackHub::Impl::RankEngine::sum(const Step& step) {
   const uint8_t* first = hub_->posted[0].send;
   sum_.assign(first, first + bytes);
   for (uint32_t r = 1; r < hub_->world; ++r)
-    transport::add_lanes(step.dtype, sum_.data(), hub_->posted[r].send, step.count);
+    engines::add_lanes(step.dtype, sum_.data(), hub_->posted[r].send, step.count);
   hub_->sent[rank_] += 2 * bytes * (hub_->world - 1) / hub_->world;
 }
 

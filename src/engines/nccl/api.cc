@@ -5,7 +5,7 @@
 
 #include "base/concat.h"
 
-namespace laconic::transport::nccl {
+namespace laconic::engines::nccl {
 namespace {
 
 /// A library's symbols; remembers the first that is missing.
@@ -141,4 +141,4 @@ std::string text_of(const CudaCalls& cuda, int code) {
   return known ? one_line(text) : "CUDA error " + std::to_string(code);
 }
 
-}  // namespace laconic::transport::nccl
+}  // namespace laconic::engines::nccl

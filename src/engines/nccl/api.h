@@ -12,7 +12,7 @@
 #include "laconic/engine/nccl.h"
 #include "laconic/error.h"
 
-namespace laconic::transport::nccl {
+namespace laconic::engines::nccl {
 
 // ncclResult_t, as far as it is looked at.
 inline constexpr int kNcclSuccess = 0, kNcclRemoteError = 6, kNcclInProgress = 7;
@@ -103,4 +103,4 @@ Result<CudaCalls> open_cuda(const std::string& library);
 std::string text_of(const NcclCalls& nccl, int code);
 std::string text_of(const CudaCalls& cuda, int code);
 
-}  // namespace laconic::transport::nccl
+}  // namespace laconic::engines::nccl

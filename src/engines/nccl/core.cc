@@ -9,7 +9,7 @@
 
 #include "base/concat.h"
 
-namespace laconic::transport::nccl {
+namespace laconic::engines::nccl {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -347,4 +347,4 @@ EngineCaps Core::caps() const noexcept {
   return caps;
 }
 
-}  // namespace laconic::transport::nccl
+}  // namespace laconic::engines::nccl

@@ -15,7 +15,7 @@
 #include "engines/nccl/plan.h"
 #include "laconic/engine/nccl.h"
 
-namespace laconic::transport::nccl {
+namespace laconic::engines::nccl {
 
 class Core : public std::enable_shared_from_this<Core> {
  public:
@@ -82,4 +82,4 @@ class Core : public std::enable_shared_from_this<Core> {
   bool stuck_ = false;  // the communicator's end has not returned
 };
 
-}  // namespace laconic::transport::nccl
+}  // namespace laconic::engines::nccl

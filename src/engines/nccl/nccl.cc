@@ -11,7 +11,7 @@
 
 namespace laconic {
 
-namespace nccl = transport::nccl;
+namespace nccl = engines::nccl;
 using Clock = std::chrono::steady_clock;
 
 Result<NcclFound> find_nccl(const NcclLibraries& libraries) {

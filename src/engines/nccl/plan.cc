@@ -7,7 +7,7 @@
 
 #include "base/concat.h"
 
-namespace laconic::transport::nccl {
+namespace laconic::engines::nccl {
 namespace {
 
 /// NCCL moves aligned buffers in its widest loads.
@@ -159,4 +159,4 @@ void Plan::copy_own() const noexcept {
   for (const Own& own : own_) std::memmove(own.to, own.from, own.bytes);
 }
 
-}  // namespace laconic::transport::nccl
+}  // namespace laconic::engines::nccl

@@ -11,7 +11,7 @@
 #include "laconic/engine.h"
 #include "laconic/error.h"
 
-namespace laconic::transport::nccl {
+namespace laconic::engines::nccl {
 
 /// The first two areas are copied to the GPU, the last two back: one copy each.
 enum class Area : uint8_t { sent, summed, received };
@@ -82,4 +82,4 @@ class Plan {
   std::vector<Own> own_;
 };
 
-}  // namespace laconic::transport::nccl
+}  // namespace laconic::engines::nccl

@@ -14,7 +14,7 @@
 
 #include "engines/c_step.h"
 
-namespace laconic::transport {
+namespace laconic::engines {
 namespace {
 
 constexpr uint64_t kMessageRoom = 1024;
@@ -167,4 +167,4 @@ Result<std::unique_ptr<Engine>> open_plugin(const std::string& path, const Plugi
   return std::unique_ptr<Engine>(std::make_unique<PluginEngine>(plugin, engine, info));
 }
 
-}  // namespace laconic::transport
+}  // namespace laconic::engines

@@ -11,7 +11,7 @@
 #include "laconic/engine.h"
 #include "laconic/plugin.h"
 
-namespace laconic::transport {
+namespace laconic::engines {
 
 /// As laconic_engine_options has it; empty strings are left out.
 struct PluginOptions {
@@ -31,4 +31,4 @@ Result<const laconic_plugin*> load_plugin(const std::string& path);
 Result<std::unique_ptr<Engine>> open_plugin(const std::string& path,
                                             const PluginOptions& options = {});
 
-}  // namespace laconic::transport
+}  // namespace laconic::engines

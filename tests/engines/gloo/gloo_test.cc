@@ -268,8 +268,8 @@ TEST(GlooInFlight, MemoryIsUnusedAfterEndOfGroup) {
 
 // ---- the plug-in ----
 
-transport::PluginOptions plugged(uint32_t rank, uint32_t world, const std::string& where) {
-  transport::PluginOptions wanted;
+engines::PluginOptions plugged(uint32_t rank, uint32_t world, const std::string& where) {
+  engines::PluginOptions wanted;
   wanted.timeout = kLong;
   wanted.rank = rank;
   wanted.world = world;
@@ -286,7 +286,7 @@ std::string plugin_file() {
 TEST(GlooPlugin, PluginPassesTable) {
   const Place place;
   Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
-    auto engine = transport::open_plugin(plugin_file(), plugged(rank, 3, place.folder()));
+    auto engine = engines::open_plugin(plugin_file(), plugged(rank, 3, place.folder()));
     if (!engine) return stage.say(text(engine));
     test::TableOptions options{.rank_order_sums = false};
     options.stride = test::kOneWorld ? 15 : 5;
@@ -298,11 +298,11 @@ TEST(GlooPlugin, PluginPassesTable) {
 
 TEST(GlooPlugin, PluginDescribesItselfAndErrors) {
   Processes ranks(1, [&](uint32_t, const Stage& stage) {
-    const auto table = transport::load_plugin(plugin_file());
+    const auto table = engines::load_plugin(plugin_file());
     stage.say(table ? std::string((*table)->engine) + ", " + (*table)->library : text(table));
-    stage.say(text(transport::open_plugin(plugin_file(), plugged(3, 3, "file:x"))));
-    stage.say(text(transport::open_plugin(plugin_file(), plugged(0, 3, "x"))));
-    stage.say(text(transport::open_plugin(plugin_file(), plugged(0, 0, "file:x"))));
+    stage.say(text(engines::open_plugin(plugin_file(), plugged(3, 3, "file:x"))));
+    stage.say(text(engines::open_plugin(plugin_file(), plugged(0, 3, "x"))));
+    stage.say(text(engines::open_plugin(plugin_file(), plugged(0, 0, "file:x"))));
   });
   EXPECT_EQ(ranks.heard(0), "gloo, " + GlooEngine::library());
   EXPECT_TRUE(ranks.heard(0).ends_with("there is no rank 3 in a world of 3"));
@@ -315,7 +315,7 @@ TEST(GlooPlugin, PluginNamesLostRank) {
   constexpr uint32_t kWorld = 3;
   const Place place;
   Processes ranks(kWorld, [&](uint32_t rank, const Stage& stage) {
-    auto engine = transport::open_plugin(plugin_file(), plugged(rank, kWorld, place.folder()));
+    auto engine = engines::open_plugin(plugin_file(), plugged(rank, kWorld, place.folder()));
     if (!engine) return stage.say(text(engine));
     const Batch batch(StepKind::all_gather, rank, kWorld, 3 << 20, 2);
     stage.say("ready");

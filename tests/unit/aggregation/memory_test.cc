@@ -14,8 +14,6 @@
 namespace laconic::test {
 namespace {
 
-namespace agg = transport::aggregation;
-
 Plan plan_of(uint8_t world) {
   Plan plan;
   plan.job.world = plan.job.needed = world;
@@ -95,7 +93,7 @@ class Poor {
   std::function<void()> under_way;  ///< called when something is
 
  private:
-  struct Up final : agg::Outlet {
+  struct Up final : aggregation::Outlet {
     struct One {
       std::array<uint8_t, 1024> bytes;
       std::size_t size;
@@ -189,15 +187,15 @@ TEST(LinkMemory, ForeignSumIsReportedByCode) {
 /// The last call of a program, in a destructor: the server has gone, and nothing is left.
 TEST(LinkMemory, ClosingNeedsNoAllocation) {
   Serving server;
-  agg::UdpSettings settings;
+  aggregation::UdpSettings settings;
   settings.servers = {server.address()};
   settings.link.job = plan_of(1).job;
   settings.link.number = 9;
-  const auto now = agg::UdpWorker::Clock::now();
-  auto worker = agg::UdpWorker::attach(settings, now + std::chrono::seconds(100));
+  const auto now = aggregation::UdpWorker::Clock::now();
+  auto worker = aggregation::UdpWorker::attach(settings, now + std::chrono::seconds(100));
   ASSERT_TRUE(worker) << worker.error().message;
   server.end();
-  const auto deadline = agg::UdpWorker::Clock::now() + std::chrono::milliseconds(50);
+  const auto deadline = aggregation::UdpWorker::Clock::now() + std::chrono::milliseconds(50);
   without_memory([&] { (*worker)->close(deadline); });
 }
 

@@ -16,11 +16,11 @@
 
 namespace laconic::test {
 
+using aggregation::Incoming;
+using aggregation::Link;
+using aggregation::LinkSettings;
+using aggregation::Outgoing;
 using server::Time;
-using transport::aggregation::Incoming;
-using transport::aggregation::Link;
-using transport::aggregation::LinkSettings;
-using transport::aggregation::Outgoing;
 
 inline constexpr Time kMicrosecond = 1000, kMillisecond = 1000000, kSecond = 1000000000;
 
@@ -485,7 +485,7 @@ class Network {
     void flush() override {}
     Network& network;
   };
-  struct FromWorker final : transport::aggregation::Outlet {
+  struct FromWorker final : aggregation::Outlet {
     FromWorker(Network& n, uint32_t from_) : network(n), from(from_) {}
     void send(Bytes header, Bytes payload, std::size_t padding) override {
       std::vector<uint8_t> padded(payload.begin(), payload.end());

@@ -48,7 +48,7 @@ Time time_of(const Plan& plan, const Weather& weather, uint64_t lag_one_in = 0) 
 }
 
 TEST(Pace, TimeoutShrinksWindowAndDoubles) {
-  transport::aggregation::Pace pace(1024, 10 * kSecond);
+  aggregation::Pace pace(1024, 10 * kSecond);
   Time now = kSecond;
   for (int i = 0; i < 1000; ++i) {
     pace.sample(now, 10 * kMillisecond);

@@ -623,7 +623,7 @@ TEST(Network, IdleWorkerHasFullTimeoutForRestart) {
   Network network(plan, {}, 1);
   network.compute = 800 * kMillisecond;
   ASSERT_FALSE(network.run(400 * kMillisecond));  // one of two exchanges is done
-  struct Nowhere final : transport::aggregation::Outlet {
+  struct Nowhere final : aggregation::Outlet {
     void send(Bytes, Bytes, std::size_t) override { ++sent; }
     int sent = 0;
   } out;

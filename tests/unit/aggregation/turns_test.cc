@@ -123,7 +123,7 @@ class Host final : public server::Outbox {
     worker.link().receive(now_, bytes);
   }
   void send(Worker& worker, Inbox& inbox) {
-    struct Out final : transport::aggregation::Outlet {
+    struct Out final : aggregation::Outlet {
       explicit Out(Inbox& to) : inbox(to) {}
       void send(Bytes header, Bytes payload, std::size_t) override {
         inbox.datagrams.emplace_back(header.begin(), header.end());

@@ -24,9 +24,8 @@
 namespace laconic::test {
 namespace {
 
-namespace agg = transport::aggregation;
-using agg::Io;
-using agg::UdpWorker;
+using aggregation::UdpWorker;
+using net::Io;
 using Clock = UdpWorker::Clock;
 using std::chrono::seconds;
 
@@ -47,9 +46,10 @@ wire::JobSettings job_of(uint8_t world) {
   return s;
 }
 
-agg::UdpSettings worker_settings(const std::vector<std::string>& servers, uint8_t rank,
-                                 uint8_t world, uint64_t job, Io io, bool multicast = false) {
-  agg::UdpSettings s;
+aggregation::UdpSettings worker_settings(const std::vector<std::string>& servers, uint8_t rank,
+                                         uint8_t world, uint64_t job, Io io,
+                                         bool multicast = false) {
+  aggregation::UdpSettings s;
   s.servers = servers;
   s.io = io;
   s.link.job = job_of(world);
@@ -65,8 +65,8 @@ void work(UdpWorker& worker, uint8_t rank, uint8_t world, int steps, std::size_t
   const std::vector<uint8_t> codes(512, static_cast<uint8_t>(17 * (rank + 1)));
   std::vector<uint8_t> sums(granules * 1024);
   for (int step = 0; step < steps; ++step) {
-    std::vector<agg::Outgoing> out(granules, {codes, static_cast<uint32_t>(step), rank, 0});
-    std::vector<agg::Incoming> in(granules);
+    std::vector<aggregation::Outgoing> out(granules, {codes, static_cast<uint32_t>(step), rank, 0});
+    std::vector<aggregation::Incoming> in(granules);
     for (std::size_t i = 0; i < granules; ++i) in[i].lanes = MutBytes(sums).subspan(1024 * i, 1024);
     std::fill(sums.begin(), sums.end(), uint8_t{0});
     const auto done = worker.run(out, in, Clock::now() + kLong);
@@ -98,7 +98,7 @@ void run_job(const std::vector<std::string>& servers, uint8_t world, uint64_t jo
 class Udp : public testing::TestWithParam<Io> {
  protected:
   void SetUp() override {
-    if (GetParam() == Io::gso && !agg::has_gso()) GTEST_SKIP() << "no UDP GSO here";
+    if (GetParam() == Io::gso && !net::has_gso()) GTEST_SKIP() << "no UDP GSO here";
   }
 };
 INSTANTIATE_TEST_SUITE_P(All, Udp, testing::Values(Io::gso, Io::mmsg),
@@ -115,23 +115,23 @@ TEST_P(Udp, TwoServersShareBlocks) {
 }
 
 /// Two workers that have joined, kept for `patience` behind their last call.
-std::vector<std::unique_ptr<agg::Keeper>> kept_pair(const std::string& server, Io io,
-                                                    Clock::duration patience) {
-  std::vector<std::unique_ptr<agg::Keeper>> pair(2);
+std::vector<std::unique_ptr<aggregation::Keeper>> kept_pair(const std::string& server, Io io,
+                                                            Clock::duration patience) {
+  std::vector<std::unique_ptr<aggregation::Keeper>> pair(2);
   std::vector<std::thread> threads;
   for (uint8_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       auto worker =
           UdpWorker::attach(worker_settings({server}, rank, 2, 11, io), Clock::now() + kLong);
       ASSERT_TRUE(worker) << worker.error().message;
-      pair[rank] = std::move(*agg::Keeper::create(*std::move(worker), patience));
+      pair[rank] = std::move(*aggregation::Keeper::create(*std::move(worker), patience));
     });
   }
   for (std::thread& thread : threads) thread.join();
   return pair;
 }
 
-void work_of(const std::vector<std::unique_ptr<agg::Keeper>>& pair) {
+void work_of(const std::vector<std::unique_ptr<aggregation::Keeper>>& pair) {
   const auto work_as = [&](uint8_t rank) {
     pair[rank]->use([&](UdpWorker& w) {
       work(w, rank, 2, 2, 50);
@@ -329,8 +329,8 @@ TEST_P(Udp, LostServerIsNamed) {
   b.reset();
   const std::vector<uint8_t> codes(512);
   std::vector<uint8_t> sums(2 * 1024);
-  std::vector<agg::Outgoing> out(2, {codes, 0, 0, 0});
-  std::vector<agg::Incoming> in(2);
+  std::vector<aggregation::Outgoing> out(2, {codes, 0, 0, 0});
+  std::vector<aggregation::Incoming> in(2);
   for (std::size_t i = 0; i < 2; ++i) in[i].lanes = MutBytes(sums).subspan(1024 * i, 1024);
   const auto done = (*worker)->run(out, in, Clock::now() + std::chrono::milliseconds(200));
   ASSERT_FALSE(done);
@@ -353,8 +353,8 @@ TEST_P(Udp, ClosedPortIsLostWorker) {
   goes.join();
   const std::vector<uint8_t> codes(512);
   std::vector<uint8_t> sums(1024);
-  std::vector<agg::Outgoing> out{{codes, 0, 0, 0}};
-  std::vector<agg::Incoming> in(1);
+  std::vector<aggregation::Outgoing> out{{codes, 0, 0, 0}};
+  std::vector<aggregation::Incoming> in(1);
   in[0].lanes = sums;
   const auto done = (*worker)->run(out, in, Clock::now() + kLong);
   ASSERT_FALSE(done);
@@ -375,14 +375,14 @@ TEST(UdpServer, MissingTokenServesOnlyLoopback) {
 
 // The kernel keeps out what other addresses send; the rest is told by its port.
 TEST(Group, GroupDeliversDatagramsOfServer) {
-  const agg::Endpoint server = *agg::parse_endpoint("127.0.0.1:0");
-  const auto group = agg::parse_group("239.7.4.3:7429", server);
+  const net::Endpoint server = *net::parse_endpoint("127.0.0.1:0");
+  const auto group = net::parse_group("239.7.4.3:7429", server);
   ASSERT_TRUE(group);
-  const auto listener = agg::Socket::in_group(*group, server, server, Io::mmsg);
+  const auto listener = net::Socket::in_group(*group, server, server, Io::mmsg);
   ASSERT_TRUE(listener) << listener.error().message;
-  const agg::Endpoint to = agg::group_endpoint(*group);
+  const net::Endpoint to = net::group_endpoint(*group);
   for (const char* address : {"127.0.0.2:0", "127.0.0.1:0"}) {
-    const auto socket = agg::Socket::bound(*agg::parse_endpoint(address), Io::mmsg);
+    const auto socket = net::Socket::bound(*net::parse_endpoint(address), Io::mmsg);
     ASSERT_TRUE(socket);
     const ip_mreqn loopback{{}, {}, static_cast<int>(if_nametoindex("lo"))};
     setsockopt(socket->fd(), IPPROTO_IP, IP_MULTICAST_IF, &loopback, sizeof loopback);
@@ -390,11 +390,11 @@ TEST(Group, GroupDeliversDatagramsOfServer) {
                        to.size),
               9);
   }
-  agg::Receiver receiver(Io::mmsg);
+  net::Receiver receiver(Io::mmsg);
   std::vector<std::string> heard;
-  receiver.receive(*listener, [&](const agg::Endpoint& from, Bytes datagram) {
+  receiver.receive(*listener, [&](const net::Endpoint& from, Bytes datagram) {
     heard.emplace_back(datagram.begin(), datagram.end());
-    EXPECT_FALSE(agg::same_address(from, server)) << "another port";
+    EXPECT_FALSE(net::same_address(from, server)) << "another port";
   });
   EXPECT_EQ(heard, std::vector<std::string>{"127.0.0.1"});
 }
@@ -407,7 +407,7 @@ class RawWorker {
       : number_(number),
         rank_(rank),
         job_(job),
-        socket_(*agg::Socket::connected(*agg::parse_endpoint(server), io)),
+        socket_(*net::Socket::connected(*net::parse_endpoint(server), io)),
         receiver_(io) {}
   void hello() {
     std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
@@ -439,7 +439,7 @@ class RawWorker {
     post(bytes);
   }
   [[nodiscard]] uint16_t port() const {
-    const agg::Endpoint local = *socket_.local();
+    const net::Endpoint local = *socket_.local();
     sockaddr_in in{};
     std::memcpy(&in, &local.address, sizeof(in));
     return in.sin_port;
@@ -457,7 +457,7 @@ class RawWorker {
   /// The next datagram; empty: none for so long.
   std::vector<uint8_t> next(Clock::duration patience = kLong) {
     for (const auto end = Clock::now() + patience; waiting_.empty() && Clock::now() < end;) {
-      receiver_.receive(socket_, [&](const agg::Endpoint&, Bytes one) {
+      receiver_.receive(socket_, [&](const net::Endpoint&, Bytes one) {
         waiting_.emplace_back(one.begin(), one.end());
       });
     }
@@ -476,8 +476,8 @@ class RawWorker {
   uint64_t number_;
   uint8_t rank_;
   wire::JobSettings job_;
-  agg::Socket socket_;
-  agg::Receiver receiver_;
+  net::Socket socket_;
+  net::Receiver receiver_;
   wire::SipKey key_{};
   uint16_t epoch_ = 0;
   std::vector<std::vector<uint8_t>> waiting_;
@@ -621,7 +621,7 @@ TEST(UdpServer, SecondServerAtPortIsRefused) {
             "bind to " + first.address() + ": " + std::strerror(EADDRINUSE));
   EXPECT_NE(second.error().hint.find("server uses this port"), std::string::npos);
   // Nor does it help any other program to say that it would share.
-  const agg::Endpoint at = *agg::parse_endpoint(first.address());
+  const net::Endpoint at = *net::parse_endpoint(first.address());
   const int other = ::socket(AF_INET, SOCK_DGRAM, 0);
   const int yes = 1;
   EXPECT_EQ(setsockopt(other, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)), 0);
@@ -632,7 +632,7 @@ TEST(UdpServer, SecondServerAtPortIsRefused) {
 
 /// An error of ICMP about what `server` sent to `port` of 127.0.0.1, as anybody on the way says it.
 void send_icmp(const std::string& server, uint16_t port, uint8_t type, uint8_t code) {
-  const agg::Endpoint at = *agg::parse_endpoint(server);
+  const net::Endpoint at = *net::parse_endpoint(server);
   sockaddr_in from{};
   std::memcpy(&from, &at.address, sizeof(from));
   std::array<uint8_t, 8 + 20 + 8> message{};
@@ -705,18 +705,18 @@ TEST_P(Udp, OnlyPortClosedTwiceIsLostWorker) {
 }
 
 TEST_P(Udp, KeptPayloadsStayWhileMoreArrive) {
-  const auto listener = agg::Socket::bound(*agg::parse_endpoint("127.0.0.1:0"), GetParam());
+  const auto listener = net::Socket::bound(*net::parse_endpoint("127.0.0.1:0"), GetParam());
   ASSERT_TRUE(listener);
-  const auto sender = agg::Socket::connected(*listener->local(), GetParam());
+  const auto sender = net::Socket::connected(*listener->local(), GetParam());
   ASSERT_TRUE(sender);
-  agg::Receiver receiver(GetParam());
+  net::Receiver receiver(GetParam());
   const std::size_t rooms = GetParam() == Io::gso ? 16 : 64;
   const auto receive = [&](uint8_t what) {
     const std::vector<uint8_t> sent(1000, what);
     EXPECT_EQ(::send(sender->fd(), sent.data(), sent.size(), 0), 1000);
     Bytes got;
     EXPECT_EQ(receiver.receive(
-                  *listener, [&](const agg::Endpoint&, Bytes one) { got = one; }, 1),
+                  *listener, [&](const net::Endpoint&, Bytes one) { got = one; }, 1),
               1);
     return got;
   };
@@ -758,23 +758,23 @@ TEST(UdpServer, GroupMustBeMulticastAddressOfServerFamily) {
 TEST(UdpWorker, BlockTooLongForPathIsRefused) {
   wire::JobSettings job = job_of(4);
   job.values = 0;
-  EXPECT_TRUE(agg::fits_path(job, 1500, false));
-  EXPECT_TRUE(agg::fits_path(job, 1500, true));
-  EXPECT_TRUE(agg::fits_path(job, 1024 + 40 + 28, false));
-  EXPECT_FALSE(agg::fits_path(job, 1024 + 40 + 27, false));
-  EXPECT_FALSE(agg::fits_path(job, 20, false));
-  EXPECT_TRUE(agg::fits_path(job, 0, false));
+  EXPECT_TRUE(aggregation::fits_path(job, 1500, false));
+  EXPECT_TRUE(aggregation::fits_path(job, 1500, true));
+  EXPECT_TRUE(aggregation::fits_path(job, 1024 + 40 + 28, false));
+  EXPECT_FALSE(aggregation::fits_path(job, 1024 + 40 + 27, false));
+  EXPECT_FALSE(aggregation::fits_path(job, 20, false));
+  EXPECT_TRUE(aggregation::fits_path(job, 0, false));
   job.lanes = 8192;
-  EXPECT_TRUE(agg::fits_path(job, 9000, false));
-  const auto refused = agg::fits_path(job, 1500, false);
+  EXPECT_TRUE(aggregation::fits_path(job, 9000, false));
+  const auto refused = aggregation::fits_path(job, 1500, false);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Errc::unsupported);
   EXPECT_EQ(refused.error().hint, "block=1024 fits");
   job.lane_bits = 16;
-  EXPECT_EQ(agg::fits_path(job, 1500, false).error().hint, "block=512 fits");
+  EXPECT_EQ(aggregation::fits_path(job, 1500, false).error().hint, "block=512 fits");
   job.lanes = 512;
   job.values = 400;
-  EXPECT_FALSE(agg::fits_path(job, 1500, false)) << "1,600 bytes of small parameters";
+  EXPECT_FALSE(aggregation::fits_path(job, 1500, false)) << "1,600 bytes of small parameters";
 }
 
 TEST(UdpWorker, MissingServerIsNamed) {
@@ -788,15 +788,15 @@ TEST(UdpWorker, MissingServerIsNamed) {
 
 TEST(Endpoint, EndpointRoundTripsAsText) {
   for (const std::string text : {"127.0.0.1:7420", "[::1]:80"}) {
-    const auto endpoint = agg::parse_endpoint(text);
+    const auto endpoint = net::parse_endpoint(text);
     ASSERT_TRUE(endpoint);
-    EXPECT_EQ(agg::endpoint_text(*endpoint), text);
-    EXPECT_TRUE(agg::is_loopback(*endpoint));
+    EXPECT_EQ(net::endpoint_text(*endpoint), text);
+    EXPECT_TRUE(net::is_loopback(*endpoint));
   }
   for (const char* text : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536"}) {
-    EXPECT_FALSE(agg::parse_endpoint(text)) << text;
+    EXPECT_FALSE(net::parse_endpoint(text)) << text;
   }
-  EXPECT_FALSE(agg::is_loopback(*agg::parse_endpoint("0.0.0.0:1")));
+  EXPECT_FALSE(net::is_loopback(*net::parse_endpoint("0.0.0.0:1")));
 }
 
 }  // namespace

@@ -22,8 +22,6 @@
 namespace laconic::test {
 namespace {
 
-namespace agg = transport::aggregation;
-
 /// Generic receive offload on an interface lets it take frames that are redirected to it.
 bool take_redirected(const char* interface, bool take = true) {
   const int fd = socket(AF_INET, SOCK_DGRAM, 0);
@@ -39,7 +37,7 @@ bool take_redirected(const char* interface, bool take = true) {
 /// A switch whose ports lead to a host each, and a server on it.
 class XdpSwitch : public XdpTest {
  protected:
-  using Clock = agg::UdpWorker::Clock;
+  using Clock = aggregation::UdpWorker::Clock;
   static constexpr uint8_t kWorld = 4;
 
   void SetUp() override {
@@ -90,8 +88,8 @@ class XdpSwitch : public XdpTest {
     server_.reset();
   }
 
-  agg::UdpSettings worker_settings(uint8_t rank) const {
-    agg::UdpSettings s;
+  aggregation::UdpSettings worker_settings(uint8_t rank) const {
+    aggregation::UdpSettings s;
     s.servers = {settings_.bind};
     s.link.job = settings_of(kWorld, 4, 8, 1024);
     s.link.job.ring = 256;
@@ -103,16 +101,16 @@ class XdpSwitch : public XdpTest {
     return s;
   }
   /// One exchange; false: it failed.
-  static bool step(agg::UdpWorker& worker, uint8_t rank, uint32_t step,
+  static bool step(aggregation::UdpWorker& worker, uint8_t rank, uint32_t step,
                    std::size_t granules = 400) {
     const std::vector<uint8_t> codes(512, static_cast<uint8_t>(17 * (rank + 1)));
-    const std::vector<agg::Outgoing> out(granules, {codes, step, rank, 0});
-    std::vector<agg::Incoming> in(granules);
+    const std::vector<aggregation::Outgoing> out(granules, {codes, step, rank, 0});
+    std::vector<aggregation::Incoming> in(granules);
     std::vector<uint8_t> sums(1024 * granules);
     for (std::size_t i = 0; i < granules; ++i) in[i].lanes = MutBytes(sums).subspan(1024 * i, 1024);
     if (!worker.run(out, in, Clock::now() + std::chrono::seconds(100))) return false;
     EXPECT_EQ(std::count(sums.begin(), sums.end(), 1 + 4 + 9 + 16), static_cast<long>(sums.size()));
-    for (const agg::Incoming& one : in) {
+    for (const aggregation::Incoming& one : in) {
       EXPECT_EQ(one.bitmap, (1U << kWorld) - 1);
       EXPECT_EQ(one.norm, kWorld - 1);
     }
@@ -126,7 +124,7 @@ class XdpSwitch : public XdpTest {
       threads.emplace_back([&, rank] {
         hosts_[rank]->enter();
         const auto until = Clock::now() + std::chrono::seconds(100);
-        auto worker = agg::UdpWorker::attach(worker_settings(rank), until);
+        auto worker = aggregation::UdpWorker::attach(worker_settings(rank), until);
         ASSERT_TRUE(worker) << worker.error().message;
         work(rank, *worker);
         if (*worker != nullptr) (*worker)->close(until);
