@@ -71,6 +71,12 @@ bool same_host(const Endpoint& a, const Endpoint& b) noexcept {
   return std::memcmp(&one.sin6_addr, &other.sin6_addr, sizeof(one.sin6_addr)) == 0;
 }
 
+bool is_multicast(const Endpoint& e) noexcept {
+  if (e.address.ss_family == AF_INET) return IN_MULTICAST(ntohl(as_four(e).sin_addr.s_addr));
+  const sockaddr_in6 in = as_six(e);
+  return IN6_IS_ADDR_MULTICAST(&in.sin6_addr);
+}
+
 /// Index of the interface with this address; 0: none.
 unsigned interface_of(const Endpoint& local) noexcept {
   ifaddrs* all = nullptr;
@@ -183,29 +189,19 @@ bool is_wildcard(const Endpoint& endpoint) noexcept {
 }
 
 bool same_address(const Endpoint& a, const Endpoint& b) noexcept {
-  // The port has the same place in both.
-  return same_host(a, b) && as_four(a).sin_port == as_four(b).sin_port;
+  return same_host(a, b) && port_of(a) == port_of(b);
 }
 
-Result<wire::Group> parse_group(std::string_view text, const Endpoint& server) {
+Result<Endpoint> parse_group(std::string_view text, const Endpoint& server) {
   const bool bare = text.find(':') == std::string_view::npos || text.ends_with(']');
   std::string whole(text);
   if (bare) whole.append(":0");
   auto endpoint = parse_endpoint(whole);
   if (!endpoint) return std::move(endpoint).error();
-  wire::Group group;
-  group.port = ntohs(as_four(bare ? server : *endpoint).sin_port);
-  if (endpoint->address.ss_family == AF_INET) {
-    group.address[10] = group.address[11] = 0xFF;
-    const sockaddr_in in = as_four(*endpoint);
-    std::memcpy(group.address.data() + 12, &in.sin_addr, 4);
-  } else {
-    const sockaddr_in6 in = as_six(*endpoint);
-    std::memcpy(group.address.data(), &in.sin6_addr, 16);
-  }
+  const uint16_t port = port_of(bare ? server : *endpoint);
   std::string what = "multicast group ";
   what.append(text);
-  if (!wire::is_multicast(group)) {
+  if (!is_multicast(*endpoint) || port == 0) {
     return Error{Errc::invalid_argument, what.append(" is not a multicast address"),
                  "for example 239.7.4.2, or 239.7.4.2:7421 with a port of its own"};
   }
@@ -214,24 +210,44 @@ Result<wire::Group> parse_group(std::string_view text, const Endpoint& server) {
                  what.append(" is not of the family of ").append(endpoint_text(server)),
                  {}};
   }
-  return group;
+  return endpoint_of(ip_of(*endpoint), port);
 }
 
-Endpoint group_endpoint(const wire::Group& group) noexcept {
+IpAddress ip_of(const Endpoint& endpoint) noexcept {
+  IpAddress address{};
+  if (endpoint.address.ss_family == AF_INET) {
+    address[10] = address[11] = 0xFF;
+    const sockaddr_in in = as_four(endpoint);
+    std::memcpy(address.data() + 12, &in.sin_addr, 4);
+  } else {
+    const sockaddr_in6 in = as_six(endpoint);
+    std::memcpy(address.data(), &in.sin6_addr, 16);
+  }
+  return address;
+}
+
+uint16_t port_of(const Endpoint& endpoint) noexcept {
+  // The port has the same place in both.
+  return ntohs(as_four(endpoint).sin_port);
+}
+
+Endpoint endpoint_of(const IpAddress& address, uint16_t port) noexcept {
   Endpoint e;
-  if (group.address[0] == 0) {
+  in6_addr six_address;
+  std::memcpy(&six_address, address.data(), sizeof(six_address));
+  if (IN6_IS_ADDR_V4MAPPED(&six_address)) {
     sockaddr_in in{};
     in.sin_family = AF_INET;
-    in.sin_port = htons(group.port);
-    std::memcpy(&in.sin_addr, group.address.data() + 12, 4);
+    in.sin_port = htons(port);
+    std::memcpy(&in.sin_addr, address.data() + 12, 4);
     std::memcpy(&e.address, &in, sizeof(in));
     e.size = sizeof(in);
     return e;
   }
   sockaddr_in6 in{};
   in.sin6_family = AF_INET6;
-  in.sin6_port = htons(group.port);
-  std::memcpy(&in.sin6_addr, group.address.data(), 16);
+  in.sin6_port = htons(port);
+  in.sin6_addr = six_address;
   std::memcpy(&e.address, &in, sizeof(in));
   e.size = sizeof(in);
   return e;
@@ -307,7 +323,7 @@ Result<Socket> Socket::connected(const Endpoint& remote, Io io, const Socket* be
 }
 
 // IPv4 names an interface by its address; only IPv6 takes looking for its number, by netlink.
-Result<Socket> Socket::to_group(const wire::Group& group, const Socket& beside, Io io) {
+Result<Socket> Socket::to_group(const Endpoint& group, const Socket& beside, Io io) {
   auto s = at_port_of(beside, io);
   if (!s) return s;
   const auto bound_to = s->local();
@@ -315,7 +331,7 @@ Result<Socket> Socket::to_group(const wire::Group& group, const Socket& beside, 
   const Endpoint& local = *bound_to;
   const bool four = local.address.ss_family == AF_INET;
   const unsigned index = four ? 0 : interface_of(local);
-  const Endpoint to = on_interface(group_endpoint(group), index);
+  const Endpoint to = on_interface(group, index);
   const bool known = four || index != 0;
   const bool ok =
       known && (four ? set(s->fd_, IPPROTO_IP, IP_MULTICAST_IF, as_four(local).sin_addr)
@@ -327,11 +343,11 @@ Result<Socket> Socket::to_group(const wire::Group& group, const Socket& beside, 
   return s;
 }
 
-Result<Socket> Socket::in_group(const wire::Group& group, const Endpoint& source,
+Result<Socket> Socket::in_group(const Endpoint& group, const Endpoint& source,
                                 const Endpoint& local, Io io) {
   const bool four = local.address.ss_family == AF_INET;
   const unsigned index = four ? 0 : interface_of(local);
-  const Endpoint to = on_interface(group_endpoint(group), index);
+  const Endpoint to = on_interface(group, index);
   auto s = open(to.address.ss_family, io);
   if (!s) return s;
   set(s->fd_, SOL_SOCKET, SO_REUSEADDR, 1);

@@ -14,7 +14,6 @@
 #include <string_view>
 #include <vector>
 
-#include "aggregation/protocol/enrolment.h"
 #include "laconic/bytes.h"
 #include "laconic/error.h"
 
@@ -34,8 +33,13 @@ struct Endpoint {
 [[nodiscard]] bool same_address(const Endpoint& a, const Endpoint& b) noexcept;
 /// "239.7.4.2", "239.7.4.2:7421" or "[ff12::7]:7421"; without a port that of `server`, whose family
 /// it has to have.
-[[nodiscard]] Result<wire::Group> parse_group(std::string_view text, const Endpoint& server);
-[[nodiscard]] Endpoint group_endpoint(const wire::Group& group) noexcept;
+[[nodiscard]] Result<Endpoint> parse_group(std::string_view text, const Endpoint& server);
+
+/// An IPv6 address, big-endian; ::ffff:a.b.c.d for IPv4.
+using IpAddress = std::array<uint8_t, 16>;
+[[nodiscard]] IpAddress ip_of(const Endpoint& endpoint) noexcept;
+[[nodiscard]] uint16_t port_of(const Endpoint& endpoint) noexcept;
+[[nodiscard]] Endpoint endpoint_of(const IpAddress& address, uint16_t port) noexcept;
 
 /// Owns a descriptor.
 class Socket {
@@ -54,10 +58,10 @@ class Socket {
 
   /// A socket that sends to a group from the address of `beside`, which also selects the interface.
   /// Datagrams stay on the link.
-  static Result<Socket> to_group(const wire::Group& group, const Socket& beside, Io io);
+  static Result<Socket> to_group(const Endpoint& group, const Socket& beside, Io io);
   /// Receives what `source` sends to a group, on the interface of `local`. Others of this machine
   /// may do so as well.
-  static Result<Socket> in_group(const wire::Group& group, const Endpoint& source,
+  static Result<Socket> in_group(const Endpoint& group, const Endpoint& source,
                                  const Endpoint& local, Io io);
 
   [[nodiscard]] int fd() const noexcept { return fd_; }

@@ -93,7 +93,7 @@ Result<net::Socket> open_multicast(const UdpServerSettings& settings, const net:
   }
   const auto group = net::parse_group(settings.multicast, bound);
   if (!group) return group.error();
-  *multicast = {*group, address_of(net::group_endpoint(*group))};
+  *multicast = {{net::ip_of(*group), net::port_of(*group)}, address_of(*group)};
   return net::Socket::to_group(*group, listener, settings.io);
 }
 

@@ -210,7 +210,8 @@ void UdpWorker::follow_group(Path& path, const wire::Group& group) noexcept {
   try {
     const auto local = path.socket.local();
     if (!local) return;
-    auto listener = net::Socket::in_group(group, path.server, *local, path.io);
+    auto listener = net::Socket::in_group(net::endpoint_of(group.address, group.port), path.server,
+                                          *local, path.io);
     if (listener) path.listener = std::move(*listener);
   } catch (const std::bad_alloc&) {
   }

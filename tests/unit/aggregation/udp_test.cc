@@ -380,14 +380,13 @@ TEST(Group, GroupDeliversDatagramsOfServer) {
   ASSERT_TRUE(group);
   const auto listener = net::Socket::in_group(*group, server, server, Io::mmsg);
   ASSERT_TRUE(listener) << listener.error().message;
-  const net::Endpoint to = net::group_endpoint(*group);
   for (const char* address : {"127.0.0.2:0", "127.0.0.1:0"}) {
     const auto socket = net::Socket::bound(*net::parse_endpoint(address), Io::mmsg);
     ASSERT_TRUE(socket);
     const ip_mreqn loopback{{}, {}, static_cast<int>(if_nametoindex("lo"))};
     setsockopt(socket->fd(), IPPROTO_IP, IP_MULTICAST_IF, &loopback, sizeof loopback);
-    ASSERT_EQ(::sendto(socket->fd(), address, 9, 0, reinterpret_cast<const sockaddr*>(&to.address),
-                       to.size),
+    ASSERT_EQ(::sendto(socket->fd(), address, 9, 0,
+                       reinterpret_cast<const sockaddr*>(&group->address), group->size),
               9);
   }
   net::Receiver receiver(Io::mmsg);
