@@ -114,11 +114,11 @@ class UdpServer::Out final : public Outbox {
 
   void send(const Address& to, Bytes header, Bytes payload) override {
     Peer* peer = find(to);
-    const auto job = load<uint32_t>(header.data() + 4);
-    const bool is_welcome = (header[2] & 15U) == static_cast<uint8_t>(wire::DatagramType::welcome);
+    wire::DatagramStart start;
+    wire::parse_start(header, &start);
     // Not now: the lists of peers are being read.
-    if (is_welcome && (peer == nullptr || peer->job != job)) {
-      server_.newcomers_.emplace_back(to, job);
+    if (start.type == wire::DatagramType::welcome && (peer == nullptr || peer->job != start.job)) {
+      server_.newcomers_.emplace_back(to, start.job);
     }
     put(peer, to, [&](Batch& batch) { return batch.push(header, payload); });
   }

@@ -74,6 +74,12 @@ struct DatagramStart {
 /// `version` is not judged: an answer to another version has to be possible.
 DatagramFault parse_start(Bytes datagram, DatagramStart* start) noexcept;
 
+/// The low 16 bits of the epoch that a datagram of at least kUpHeaderBytes names, up or down: which
+/// job's it is, before anything else of it is looked at.
+[[nodiscard]] inline uint16_t epoch_of(Bytes datagram) noexcept {
+  return load<uint16_t>(datagram.data() + LACONIC_AT_EPOCH);
+}
+
 struct UpHeader {
   DatagramType type = DatagramType::data;
   uint8_t flags = 0;

@@ -34,10 +34,7 @@ DatagramFault parse_applicant(Bytes in, DatagramType type, uint64_t least, uint8
   }
   if (start.type != type) return DatagramFault::type;
   if (in.size() < least) return DatagramFault::size;
-  who->job = load<uint64_t>(in.data() + kNumberAt);
-  who->instance = load<uint64_t>(in.data() + kInstanceAt);
-  who->attempt = load<uint32_t>(in.data() + kAttemptAt);
-  who->worker = in[kWorkerAt];
+  *who = applicant_of(in);
   const bool fits = (start.flags & ~flags) == 0 && start.job == static_cast<uint32_t>(who->job) &&
                     who->worker < kMaxWorkers;
   return fits ? DatagramFault::none : DatagramFault::field;
@@ -181,6 +178,11 @@ bool is_multicast(const Group& group) noexcept {
   const auto& a = group.address;
   const bool four = std::equal(kMapped.begin(), kMapped.end(), a.begin());
   return group.exists() && (four ? a[12] >> 4U == 14 : a[0] == 0xFF);
+}
+
+Applicant applicant_of(Bytes hello) noexcept {
+  return {load<uint64_t>(hello.data() + kNumberAt), load<uint64_t>(hello.data() + kInstanceAt),
+          load<uint32_t>(hello.data() + kAttemptAt), hello[kWorkerAt]};
 }
 
 DatagramFault parse_hello(Bytes in, Applicant* from, bool* tagged) noexcept {

@@ -137,6 +137,9 @@ struct Enrolment {
 
 /// `tagged`: the tag is there; message_tag_is_right() with hello_key() says whether it is right.
 DatagramFault parse_hello(Bytes datagram, Applicant* from, bool* tagged) noexcept;
+/// The sender of a hello of another version, of at least kHelloBytes: applicants have the same
+/// place in all of them.
+[[nodiscard]] Applicant applicant_of(Bytes hello) noexcept;
 DatagramFault parse_challenge(Bytes datagram, Challenge* challenge) noexcept;
 DatagramFault parse_enrolment(Bytes datagram, Enrolment* enrolment) noexcept;
 DatagramFault parse_welcome(Bytes datagram, Welcome* welcome) noexcept;

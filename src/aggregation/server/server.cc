@@ -57,15 +57,14 @@ void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out,
   if (const auto fault = wire::parse_start(datagram, &start); fault != DatagramFault::none) {
     return count(fault);
   }
-  if (start.type == DatagramType::hello) return hello(now, from, datagram, out);
+  if (start.type == DatagramType::hello) return hello(now, from, start.version, datagram, out);
   if (start.version != wire::kDatagramVersion) return count(DatagramFault::version);
   if (start.type == DatagramType::enrol) return enrol(now, from, datagram, out);
   const bool up = start.type >= DatagramType::data && start.type <= DatagramType::held;
   if (!up) return count(DatagramFault::type);
   if (datagram.size() < wire::kUpHeaderBytes) return count(DatagramFault::size);
   Job* job = find(start.job);
-  if (job == nullptr ||
-      load<uint16_t>(datagram.data() + 16) != static_cast<uint16_t>(job->epoch())) {
+  if (job == nullptr || wire::epoch_of(datagram) != static_cast<uint16_t>(job->epoch())) {
     return stranger(now, from, start, datagram.size(), out);
   }
   count(job->receive(now, from, start.type == DatagramType::held, datagram, out, stays));
@@ -90,16 +89,14 @@ void Server::stranger(Time now, const Address& from, const wire::DatagramStart& 
   out.send(from, answer, {});
 }
 
-void Server::hello(Time now, const Address& from, Bytes datagram, Outbox& out) {
+void Server::hello(Time now, const Address& from, uint8_t version, Bytes datagram, Outbox& out) {
   wire::Applicant who;
   bool tagged = false;
   const auto fault = wire::parse_hello(datagram, &who, &tagged);
   if (fault == DatagramFault::version && datagram.size() >= wire::kHelloBytes) {
     count(fault);
-    const uint64_t theirs = datagram[2] >> 4U;
-    who = {load<uint64_t>(datagram.data() + 8), load<uint64_t>(datagram.data() + 16),
-           load<uint32_t>(datagram.data() + 24), datagram[28]};
-    return refuse(now, from, who, {Reason::version, wire::kDatagramVersion, theirs}, true, out);
+    return refuse(now, from, wire::applicant_of(datagram),
+                  {Reason::version, wire::kDatagramVersion, version}, true, out);
   }
   if (fault != DatagramFault::none) return count(fault);
   // A tag that is wrong is answered like none: how else would a worker know that its token is?

@@ -66,7 +66,7 @@ class Server {
   [[nodiscard]] bool is_vouched_for(Bytes hello) const noexcept;
   /// `kept`: number of replies reserved for others.
   bool may_answer(Time now, const Address& to, uint32_t kept = 0) noexcept;
-  void hello(Time now, const Address& from, Bytes datagram, Outbox& out);
+  void hello(Time now, const Address& from, uint8_t version, Bytes datagram, Outbox& out);
   void enrol(Time now, const Address& from, Bytes datagram, Outbox& out);
   Judgement admit(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
   void refuse(Time now, const Address& to, const wire::Applicant& who, const Judgement& judgement,
