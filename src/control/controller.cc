@@ -178,7 +178,7 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
   for (std::size_t i = 0; i < rules_.size(); ++i) {
     const LawTable& law = *controls_[i].law;
     if (!bounds_[i] || (law.info.observes && !seen.usable())) continue;
-    Place& place = places_[i];
+    RuleState& place = places_[i];
     const Position at{
         controls_[i], *bounds_[i],        history_,           recorded_, static_cast<uint32_t>(i),
         place.value,  place.uncompressed, may_turn(seen.step)};
@@ -208,7 +208,7 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
 /// after that.
 bool Controller::may_turn(uint64_t step) const noexcept {
   return std::ranges::none_of(
-      places_, [step](const Place& p) { return p.uncompressed && step <= p.turned + kDelay; });
+      places_, [step](const RuleState& p) { return p.uncompressed && step <= p.turned + kDelay; });
 }
 
 bool Controller::dense(std::size_t rule) const noexcept {
@@ -257,7 +257,7 @@ void Controller::save(std::span<uint64_t> words) const noexcept {
   std::size_t at = 0;
   words[at++] = kStateVersion;
   words[at++] = configuration_;
-  for (const Place& place : places_) {
+  for (const RuleState& place : places_) {
     words[at++] = std::bit_cast<uint64_t>(place.value);
     words[at++] = path_word(place.uncompressed, place.turned);
   }
@@ -320,7 +320,7 @@ Result<void> Controller::follow(const Controller& recorded) {
     if (!repeats(i) && !same) return of_others();
   }
   for (std::size_t i = 0; i < rules_.size(); ++i) {
-    const Place& there = recorded.places_[i];
+    const RuleState& there = recorded.places_[i];
     places_[i] = {there.value, there.uncompressed, there.turned, places_[i].state};
     if (repeats(i)) continue;
     std::ranges::copy(recorded.state_of(i),

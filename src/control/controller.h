@@ -83,7 +83,7 @@ class Controller {
   [[nodiscard]] std::span<const Decision> recorded() const noexcept { return recorded_; }
 
  private:
-  struct Place {
+  struct RuleState {
     double value = 0;
     bool uncompressed = false;
     uint64_t turned = 0;    // the step of the decision that made it so
@@ -102,7 +102,7 @@ class Controller {
   std::vector<Controlled> rules_;
   std::vector<Control> controls_;
   std::vector<std::optional<Range>> bounds_;
-  std::vector<Place> places_;
+  std::vector<RuleState> places_;
   std::vector<uint64_t> state_;
   std::vector<Decision> recorded_;
   std::vector<Decision> decisions_;

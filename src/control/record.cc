@@ -300,7 +300,7 @@ Result<void> read_line(std::string_view line, uint64_t number, Record& record) {
   if (line.size() > kMaxLine) return bad_line(number, "is longer than 4 MiB");
   JsonReader json(line);
   if (begins_run(line)) {
-    Record::Part part{read_run(json), number, {}};
+    RecordPart part{read_run(json), number, {}};
     json.end();
     if (json.ok()) record.parts.push_back(std::move(part));
   } else if (record.parts.empty()) {
@@ -309,7 +309,7 @@ Result<void> read_line(std::string_view line, uint64_t number, Record& record) {
     json.end();
     if (json.ok()) json.fail("the first line of a record must have a \"format\"");
   } else {
-    Record::Part& part = record.parts.back();
+    RecordPart& part = record.parts.back();
     RecordedStep step = read_step(json, part.run);
     json.end();
     if (json.ok() && !part.steps.empty() && step.step <= part.steps.back().step) {

@@ -63,13 +63,14 @@ void put_line(const RecordedStep& step, const RecordedRun& run, std::string& lin
 /// Bytes of the longest line of a step, nearly.
 [[nodiscard]] std::size_t line_room(const RecordedRun& run) noexcept;
 
+struct RecordPart {
+  RecordedRun run;
+  uint64_t line = 0;  ///< of the file, from 1; steps follow
+  std::vector<RecordedStep> steps;
+};
+
 struct Record {
-  struct Part {
-    RecordedRun run;
-    uint64_t line = 0;  ///< of the file, from 1; steps follow
-    std::vector<RecordedStep> steps;
-  };
-  std::vector<Part> parts;  ///< one, and one more each time the run was continued
+  std::vector<RecordPart> parts;  ///< one, and one more each time the run was continued
 };
 
 /// Total; errors name the line.

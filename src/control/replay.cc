@@ -39,7 +39,7 @@ Result<void> check_values(const RecordedStep& step, uint64_t line, const Recorde
   return {};
 }
 
-std::vector<double> first_values(const Record::Part& part) {
+std::vector<double> first_values(const RecordPart& part) {
   std::vector<double> values;
   if (part.steps.empty()) return values;
   for (const RecordedSetting& setting : part.steps.front().settings) {
@@ -93,7 +93,7 @@ std::optional<Recomputed::Difference> difference(const RecordedStep& step, uint6
   return {};
 }
 
-Result<void> recompute_part(const Record::Part& part, std::string_view control, Recomputed& done) {
+Result<void> recompute_part(const RecordPart& part, std::string_view control, Recomputed& done) {
   std::vector<Decision> recorded;
   for (const RecordedStep& step : part.steps) {
     recorded.insert(recorded.end(), step.decisions.begin(), step.decisions.end());
@@ -124,7 +124,7 @@ Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
   Replayed replayed;
   std::vector<Decision>& decisions = replayed.decisions;
   bool found = false;
-  for (const Record::Part& part : record.parts) {
+  for (const RecordPart& part : record.parts) {
     const RecordedRun& run = part.run;
     if (run.model != mine.model) return bad_line(part.line, "the record is from another model");
     if (run.world != mine.world) {
@@ -164,7 +164,7 @@ Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
 
 Result<Recomputed> recompute(const Record& record, std::string_view control) {
   Recomputed done;
-  for (const Record::Part& part : record.parts) {
+  for (const RecordPart& part : record.parts) {
     if (auto part_done = recompute_part(part, control, done); !part_done) {
       return std::move(part_done).error();
     }

@@ -30,32 +30,32 @@ class Engine::Thread {
 
   Result<Ticket> add(std::span<const Step> batch) {
     const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find(jobs_, State::free, &Job::state);
-    if (found == jobs_.end()) {
+    const auto found = std::ranges::find(started_, State::free, &Started::state);
+    if (found == started_.end()) {
       return Error{Errc::exchange_order, std::to_string(kMaxTickets) + " tickets are outstanding",
                    "wait for a ticket before starting another batch"};
     }
-    Job& job = *found;
-    std::copy(batch.begin(), batch.end(), job.steps.begin());
-    job.count = batch.size();
-    job.number = ++last_;
-    job.state = stopping_ ? State::ended : State::waiting;
-    job.result = stopping_ ? Result<void>(Errc::engine_failed) : Result<void>();
+    Started& started = *found;
+    std::copy(batch.begin(), batch.end(), started.steps.begin());
+    started.count = batch.size();
+    started.number = ++last_;
+    started.state = stopping_ ? State::ended : State::waiting;
+    started.result = stopping_ ? Result<void>(Errc::engine_failed) : Result<void>();
     changed_.notify_all();
-    return Ticket{job.number};
+    return Ticket{started.number};
   }
 
   Result<void> wait(uint64_t number, Deadline deadline) {
     std::unique_lock lock(mutex_);
-    Job* const found = find(number);
+    Started* const found = find(number);
     if (found == nullptr) return no_such_ticket();
-    Job& job = *found;
-    if (!changed_.wait_until(lock, deadline, [&] { return job.state == State::ended; })) {
+    Started& started = *found;
+    if (!changed_.wait_until(lock, deadline, [&] { return started.state == State::ended; })) {
       return Error{Errc::timed_out, "the engine did not complete a batch in time",
                    "find the rank that stopped; this group cannot continue"};
     }
-    job.state = State::free;
-    return std::move(job.result);
+    started.state = State::free;
+    return std::move(started.result);
   }
 
   /// Batches that were not executed fail.
@@ -66,8 +66,8 @@ class Engine::Thread {
     lock.unlock();
     if (thread_.joinable()) thread_.join();
     lock.lock();
-    for (Job& job : jobs_) {
-      if (job.state == State::waiting) end(job, Errc::engine_failed);
+    for (Started& started : started_) {
+      if (started.state == State::waiting) end(started, Errc::engine_failed);
     }
   }
 
@@ -77,7 +77,7 @@ class Engine::Thread {
 
  private:
   enum class State : uint8_t { free, waiting, ended };
-  struct Job {
+  struct Started {
     uint64_t number = 0;
     std::array<Step, kMaxBatch> steps{};
     size_t count = 0;
@@ -86,9 +86,9 @@ class Engine::Thread {
   };
 
   /// A ticket may be waited for long after later ones: numbers say nothing about places.
-  Job* find(uint64_t number) {
-    for (Job& job : jobs_) {
-      if (job.number == number && job.state != State::free) return &job;
+  Started* find(uint64_t number) {
+    for (Started& started : started_) {
+      if (started.number == number && started.state != State::free) return &started;
     }
     return nullptr;
   }
@@ -98,26 +98,26 @@ class Engine::Thread {
     for (uint64_t number = 1;; ++number) {
       changed_.wait(lock, [&] { return stopping_ || last_ >= number; });
       if (stopping_) return;
-      Job& job = *find(number);
+      Started& started = *find(number);
       if (failure_.ok()) {
         lock.unlock();
-        Result<void> result = run(job);
+        Result<void> result = run(started);
         lock.lock();
         failure_ = std::move(result);
       }
-      end(job, copy(failure_));
+      end(started, copy(failure_));
     }
   }
 
-  void end(Job& job, Result<void> result) noexcept {
-    job.result = std::move(result);
-    job.state = State::ended;
+  void end(Started& started, Result<void> result) noexcept {
+    started.result = std::move(result);
+    started.state = State::ended;
     changed_.notify_all();
   }
 
-  Result<void> run(const Job& job) noexcept {
+  Result<void> run(const Started& started) noexcept {
     try {
-      return engine_->run({job.steps.data(), job.count});
+      return engine_->run({started.steps.data(), started.count});
     } catch (const std::bad_alloc&) {
       return Errc::out_of_memory;
     } catch (...) {
@@ -137,7 +137,7 @@ class Engine::Thread {
   int process_ = ::getpid();
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::array<Job, kMaxTickets> jobs_;
+  std::array<Started, kMaxTickets> started_;
   uint64_t last_ = 0;
   bool stopping_ = false;
   Result<void> failure_;

@@ -91,7 +91,7 @@ uint64_t expect_equal(const std::string& file) {
 }
 
 /// Every step names what was decided two steps before it, and counts the changes.
-void expect_settings(const control::Record::Part& part) {
+void expect_settings(const control::RecordPart& part) {
   double value = part.steps.at(0).settings.at(0).value;
   uint32_t version = 0;
   for (const auto& step : part.steps) {

@@ -44,7 +44,7 @@ Failure Results::store(uint64_t number, const wire::DownHeader& h, Bytes payload
 }
 
 Failure Results::deliver(uint64_t number) noexcept {
-  const Kept& k = kept(number);
+  const Header& k = kept(number);
   Incoming& in = in_[(number - first_) * stride_];
   Failure failure{.granule = number};
   if (k.settings != outgoing(number).settings) {

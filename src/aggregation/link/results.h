@@ -18,7 +18,7 @@ namespace laconic::aggregation {
 class Results {
  public:
   /// All of a result but its sum.
-  struct Kept {
+  struct Header {
     uint64_t number = ~uint64_t{0};
     uint64_t bitmap = 0;
     uint32_t settings = 0, length = 0;
@@ -48,7 +48,7 @@ class Results {
   }
 
   [[nodiscard]] bool has(uint64_t number) const noexcept { return kept(number).number == number; }
-  [[nodiscard]] const Kept& kept(uint64_t number) const noexcept {
+  [[nodiscard]] const Header& kept(uint64_t number) const noexcept {
     return kept_[number % kept_.size()];
   }
   [[nodiscard]] Bytes sum(uint64_t number) const noexcept {
@@ -89,7 +89,7 @@ class Results {
   uint64_t stride_ = 1;
   uint64_t first_ = 0, end_ = 0, ack_ = 0;
   uint64_t top_ = 0;  ///< above all that were ever here
-  std::vector<Kept> kept_;
+  std::vector<Header> kept_;
   std::vector<uint8_t> sums_;
   uint64_t slot_bytes_;
   bool behind_ = false;

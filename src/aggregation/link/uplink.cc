@@ -55,7 +55,7 @@ void Uplink::bare(DatagramType type, uint64_t ack, uint8_t flags, uint16_t ahead
 
 void Uplink::held(const Results& results, uint64_t number) noexcept {
   if (!results.has(number)) return;
-  const Results::Kept& k = results.kept(number);
+  const Results::Header& k = results.kept(number);
   wire::DownHeader h;
   h.type = DatagramType::held;
   h.flags = k.flags;

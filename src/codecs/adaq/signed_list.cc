@@ -25,15 +25,15 @@ bool kept_by(Cut* cut, uint32_t key) {
 }  // namespace
 
 uint64_t SignedList::scratch_bytes(uint64_t n, uint64_t capacity) noexcept {
-  return round_up(ceil_div(n, kSelectBlock) * sizeof(Piece), 64) +
+  return round_up(ceil_div(n, kSelectBlock) * sizeof(BlockEntries), 64) +
          4 * round_up(capacity * sizeof(float), 64);
 }
 
 SignedList::SignedList(MutBytes scratch, uint64_t n, uint64_t capacity) noexcept
     : n_(n), blocks_(ceil_div(n, kSelectBlock)), capacity_(capacity) {
   uint8_t* p = scratch.data();
-  piece_ = reinterpret_cast<Piece*>(p);
-  p += round_up(blocks_ * sizeof(Piece), 64);
+  piece_ = reinterpret_cast<BlockEntries*>(p);
+  p += round_up(blocks_ * sizeof(BlockEntries), 64);
   for (const Sign s : kSigns) {
     index_[s] = reinterpret_cast<uint32_t*>(p);
     p += round_up(capacity * sizeof(uint32_t), 64);

@@ -46,7 +46,7 @@ class SignedList {
   uint64_t keep(Sign s, Cut cut, uint32_t* index, float* value) const noexcept;
 
  private:
-  struct Piece {
+  struct BlockEntries {
     PerSign<uint64_t> at;
     PerSign<uint32_t> count;
   };
@@ -61,7 +61,7 @@ class SignedList {
   PerSign<uint64_t> total_{};
   PerSign<uint64_t> count_{};
   PerSign<uint32_t> floor_{};
-  Piece* piece_;
+  BlockEntries* piece_;
   PerSign<uint32_t*> index_{};
   PerSign<float*> value_{};
 };

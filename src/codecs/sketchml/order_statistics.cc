@@ -46,7 +46,7 @@ struct Tables {
 };
 
 // Members of a group that a shard has found and kept, if they fitted.
-struct Kept {
+struct KeptMembers {
   uint8_t* data = nullptr;
   uint64_t room = 0;  // members
   uint64_t count = 0;
@@ -210,11 +210,11 @@ bool order_statistics(const kernels::QuantileKernels& kernels, const float* x, u
   begin(t, wanted);
   std::fill_n(t.groups, kQuantileBuckets, uint16_t{0});
   const uint64_t groups = number_groups(wanted, t.groups, [](auto& w) { return w.image; });
-  std::array<Kept, kMostShards> kept;
+  std::array<KeptMembers, kMostShards> kept;
   count_all(t, count, (groups + 1) * kQuantileRow, pool,
             [&](uint64_t shard, uint64_t begin, uint64_t end, uint32_t* table) {
               const uint64_t room = spare.size() / t.shards / sizeof(uint32_t);
-              Kept keep{spare.data() + shard * room * sizeof(uint32_t), room, 0};
+              KeptMembers keep{spare.data() + shard * room * sizeof(uint32_t), room, 0};
               for_members(kernels, t, shard, x, begin, end, [&](const uint32_t* m, uint64_t n) {
                 for (uint64_t i = 0; i < n; ++i) ++table[middle_index(t, m[i])];
                 keep.add(m, n);
@@ -228,7 +228,7 @@ bool order_statistics(const kernels::QuantileKernels& kernels, const float* x, u
   });
   count_all(t, count, (subgroups + 1) * kQuantileRow, pool,
             [&](uint64_t shard, uint64_t begin, uint64_t end, uint32_t* table) {
-              const Kept& keep = kept[shard];
+              const KeptMembers& keep = kept[shard];
               if (keep.complete()) {
                 for (uint64_t i = 0; i < keep.count; ++i) {
                   ++table[lower_index(t, load<uint32_t>(keep.data + i * sizeof(uint32_t)))];

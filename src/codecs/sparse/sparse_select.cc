@@ -115,7 +115,7 @@ Cut cut_of(const T* keys, uint64_t m, uint64_t k, uint32_t floor) {
 }
 
 // The elements of one piece that the cut keeps.
-struct Kept {
+struct KeptEntries {
   std::array<uint32_t, kSelectBlock + 1> index;
   std::array<float, kSelectBlock + 1> value;
 
@@ -139,7 +139,7 @@ struct Kept {
 
 void write_piece(const uint32_t* index, const float* value, uint64_t m, Cut* cut,
                  SparseWriter& writer) {
-  Kept kept;
+  KeptEntries kept;
   const uint64_t count = kept.take(index, value, m, cut);
   writer.append(kept.index.data(), kept.value.data(), count);
 }
@@ -172,15 +172,15 @@ uint64_t CandidateList::entries(uint64_t capacity) noexcept {
 
 uint64_t CandidateList::scratch_bytes(uint64_t n, uint64_t capacity) noexcept {
   const uint64_t blocks = ceil_div(n, kSelectBlock);
-  return round_up(blocks * sizeof(Piece), 64) +
+  return round_up(blocks * sizeof(BlockEntries), 64) +
          round_up(ceil_div(blocks, kBlocksPerShare) * sizeof(Share), 64) + entries(capacity) * 16;
 }
 
 CandidateList::CandidateList(MutBytes scratch, uint64_t n, uint64_t capacity) noexcept
     : n_(n), blocks_(ceil_div(n, kSelectBlock)), capacity_(capacity) {
   uint8_t* p = scratch.data();
-  piece_ = reinterpret_cast<Piece*>(p);
-  p += round_up(blocks_ * sizeof(Piece), 64);
+  piece_ = reinterpret_cast<BlockEntries*>(p);
+  p += round_up(blocks_ * sizeof(BlockEntries), 64);
   share_ = reinterpret_cast<Share*>(p);
   p += round_up(ceil_div(blocks_, kBlocksPerShare) * sizeof(Share), 64);
   const uint64_t room = entries(capacity);
@@ -289,7 +289,7 @@ void CandidateList::write_shared(Cut cut, const Work& work, const SparseWriter& 
     Cut own{cut.key, share_[begin / kBlocksPerShare].ties};
     uint64_t at = share_[begin / kBlocksPerShare].kept;
     for_pieces(begin, end, [&](const uint32_t* index, const float* value, uint64_t m) {
-      Kept kept;
+      KeptEntries kept;
       const uint64_t count = kept.take(index, value, m, &own);
       std::copy_n(kept.index.data(), count, kept_index_ + at);
       std::copy_n(kept.value.data(), count, kept_value_ + at);

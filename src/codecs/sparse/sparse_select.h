@@ -64,7 +64,7 @@ class CandidateList {
   void write(Cut cut, const Work& work, SparseWriter& writer) noexcept;
 
  private:
-  struct Piece {
+  struct BlockEntries {
     uint64_t at;
     uint64_t count;
   };
@@ -98,7 +98,7 @@ class CandidateList {
   uint64_t capacity_;
   uint64_t count_ = 0;
   uint32_t floor_ = 0;
-  Piece* piece_;
+  BlockEntries* piece_;
   Share* share_;
   uint32_t* index_;
   float* value_;

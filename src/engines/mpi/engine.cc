@@ -102,31 +102,31 @@ Result<Ticket> MpiEngine::start(std::span<const Step> batch) {
   Parts& parts = *parts_;
   const std::lock_guard lock(parts.mutex);
   if (!parts.status) return parts.status.why().error();
-  const auto job = parts.queue.add(batch);
-  if (!job) return job.error();
+  const auto started = parts.queue.add(batch);
+  if (!started) return started.error();
   if (parts.process.overlaps()) {
     parts.status.guarded([&] { parts.queue.issue(); });
     if (!parts.status) return parts.status.why().error();
     parts.background.wake();
   }
-  return Ticket{(*job)->number};
+  return Ticket{(*started)->number};
 }
 
 Result<void> MpiEngine::wait(Ticket ticket, Deadline deadline) {
   if (parts_ == nullptr) return Errc::out_of_memory;
   Parts& parts = *parts_;
   std::unique_lock lock(parts.mutex);
-  mpi::Job* const job = parts.queue.find(ticket.number);
-  if (job == nullptr) {
+  mpi::Started* const started = parts.queue.find(ticket.number);
+  if (started == nullptr) {
     return Error{Errc::exchange_order, "the engine has no such ticket",
                  "wait for each ticket once"};
   }
   parts.background.stand_back(true);
-  if (parts.status) parts.status.guarded([&] { parts.queue.finish(*job, deadline, lock); });
+  if (parts.status) parts.status.guarded([&] { parts.queue.finish(*started, deadline, lock); });
   parts.background.stand_back(false);
   parts.background.wake();
-  job->used = false;
-  return job->ended() ? Result<void>() : parts.status.why();
+  started->used = false;
+  return started->ended() ? Result<void>() : parts.status.why();
 }
 
 }  // namespace laconic

@@ -15,21 +15,21 @@ void LargeSums::open() {
       std::make_shared_for_overwrite<uint8_t[]>(pace_.ahead * group_.world() * pace_.piece_bytes);
 }
 
-void LargeSums::begin(Job& job, const Step& step) {
+void LargeSums::begin(Started& started, const Step& step) {
   sum_ = LargeSum(step, group_.rank(), group_.world(), pace_.piece_bytes);
-  job_ = &job;
+  batch_ = &started;
   posted_ = summed_ = 0;
   pending_ = {};
-  ++job.pending;
+  ++started.pending;
   go_on();
 }
 
 void LargeSums::go_on() {
   const uint64_t pieces = sum_.pieces();
-  while (status_ && job_ != nullptr) {
+  while (status_ && batch_ != nullptr) {
     while (posted_ < pieces && posted_ < summed_ + pace_.ahead) exchange_terms(posted_++);
     if (summed_ == pieces) {
-      --std::exchange(job_, nullptr)->pending;
+      --std::exchange(batch_, nullptr)->pending;
       return;
     }
     if (pending_of(summed_) != 0) return;
@@ -66,8 +66,8 @@ void LargeSums::hand_round(uint64_t number) {
   });
 }
 
-void LargeSums::post(Kind kind, uint32_t peer, LargeSum::Range range, uint32_t* term) {
-  transfers_.exchange_all(*job_, group_.tag_of(sum_.step()), kind, peer, range, term);
+void LargeSums::post(Kind kind, uint32_t peer, LargeSum::Extent range, uint32_t* term) {
+  transfers_.exchange_all(*batch_, group_.tag_of(sum_.step()), kind, peer, range, term);
 }
 
 }  // namespace laconic::mpi

@@ -28,8 +28,8 @@ class LargeSums {
     return group_.world() > 1 && bytes != 0 &&
            bytes / group_.world() >= group_.options().large_share;
   }
-  [[nodiscard]] bool under_way() const noexcept { return job_ != nullptr; }
-  void begin(Job& job, const Step& step);
+  [[nodiscard]] bool under_way() const noexcept { return batch_ != nullptr; }
+  void begin(Started& started, const Step& step);
   /// After transfers have ended: whatever has all its terms.
   void go_on();
   /// The receive buffers, to be kept alive where a request never completes.
@@ -47,7 +47,7 @@ class LargeSums {
   void exchange_terms(uint64_t number);
   void add_terms(uint64_t number);
   void hand_round(uint64_t number);
-  void post(Kind kind, uint32_t peer, LargeSum::Range range, uint32_t* term);
+  void post(Kind kind, uint32_t peer, LargeSum::Extent range, uint32_t* term);
 
   Status& status_;
   const Group& group_;
@@ -55,7 +55,7 @@ class LargeSums {
   LargeSum::Pace pace_;
   std::shared_ptr<uint8_t[]> terms_;
   LargeSum sum_;
-  Job* job_ = nullptr;
+  Started* batch_ = nullptr;
   uint64_t posted_ = 0, summed_ = 0;                      // pieces
   std::array<uint32_t, LargeSum::kMostAhead> pending_{};  // calls with terms, by piece
 };

@@ -23,28 +23,28 @@ class Queue {
         LargeSums& sums) noexcept
       : status_(status), process_(process), group_(group), transfers_(transfers), sums_(sums) {}
 
-  Result<Job*> add(std::span<const Step> batch);
+  Result<Started*> add(std::span<const Step> batch);
   /// Nothing: there is none that has not been waited for.
-  Job* find(uint64_t number);
+  Started* find(uint64_t number);
   /// Issues all steps that may begin, in order. A message with calls to come delays all steps with
   /// its tag, and everything after them; so does a large sum while its terms are exchanged.
   void issue();
   /// Whether anything has ended.
   bool progress();
   /// Until the job has ended or the engine is dead. `lock` is let go in between.
-  void finish(const Job& job, Deadline deadline, std::unique_lock<std::mutex>& lock);
+  void finish(const Started& started, Deadline deadline, std::unique_lock<std::mutex>& lock);
 
  private:
-  void issue_sum(Job& job, const Step& step);
-  void issue_messages(Job& job, const Step& step);
-  [[nodiscard]] Error too_late(const Job& job) const;
+  void issue_sum(Started& started, const Step& step);
+  void issue_messages(Started& started, const Step& step);
+  [[nodiscard]] Error too_late(const Started& started) const;
 
   Status& status_;
   const Process& process_;
   const Group& group_;
   Transfers& transfers_;
   LargeSums& sums_;
-  std::array<Job, kMaxTickets> jobs_;
+  std::array<Started, kMaxTickets> started_;
   uint64_t last_ = 0;  // started
   uint64_t next_ = 1;  // not all of its steps have been issued
 };

@@ -22,52 +22,52 @@ const char* doing(Kind kind) {
 
 void Transfers::reserve(uint64_t more) {
   requests_.reserve(requests_.size() + more);
-  parts_.reserve(parts_.size() + more);
+  posted_.reserve(posted_.size() + more);
   done_.reserve(requests_.size() + more);
   statuses_.reserve(requests_.size() + more);
 }
 
 // ---- posting ----
 
-void Transfers::exchange(Job& job, const Step& step, Kind kind, uint32_t peer, uint8_t* at,
+void Transfers::exchange(Started& started, const Step& step, Kind kind, uint32_t peer, uint8_t* at,
                          uint64_t bytes) {
   if (bytes == 0) return;
-  Part part{.job = &job,
-            .kind = kind,
-            .peer = static_cast<int>(peer),
-            .tag = group_.tag_of(step),
-            .at = at};
+  Posted posted{.started = &started,
+                .kind = kind,
+                .peer = static_cast<int>(peer),
+                .tag = group_.tag_of(step),
+                .at = at};
   const uint64_t call = group_.call_to(peer);
-  if (bytes < call || (bytes == call && !step.short_sends)) return post(part, bytes);
-  part.message = messages_.add(part.tag, at, bytes, call, step.short_sends);
+  if (bytes < call || (bytes == call && !step.short_sends)) return post(posted, bytes);
+  posted.message = messages_.add(posted.tag, at, bytes, call, step.short_sends);
   // How many parts are received in all, only what they hold will tell.
   const int ahead = kind == Kind::receive_short ? 1 : kCallsAhead;
-  for (int i = 0; i < ahead; ++i) post_next(part);
+  for (int i = 0; i < ahead; ++i) post_next(posted);
 }
 
-void Transfers::exchange_all(Job& job, int tag, Kind kind, uint32_t peer,
-                             detail::LargeSum::Range range, uint32_t* term) {
-  Part part{.job = &job,
-            .kind = kind,
-            .peer = static_cast<int>(peer),
-            .tag = tag,
-            .at = range.at,
-            .term = term};
+void Transfers::exchange_all(Started& started, int tag, Kind kind, uint32_t peer,
+                             detail::LargeSum::Extent range, uint32_t* term) {
+  Posted posted{.started = &started,
+                .kind = kind,
+                .peer = static_cast<int>(peer),
+                .tag = tag,
+                .at = range.at,
+                .term = term};
   const uint64_t call = group_.call_to(peer);
-  for (uint64_t done = 0; done < range.bytes && status_; done += call, part.at += call) {
+  for (uint64_t done = 0; done < range.bytes && status_; done += call, posted.at += call) {
     if (term != nullptr) ++*term;
-    post(part, std::min(call, range.bytes - done));
+    post(posted, std::min(call, range.bytes - done));
   }
 }
 
-void Transfers::sum(Job& job, const Step& step) {
+void Transfers::sum(Started& started, const Step& step) {
   const MPI_Datatype type = step.dtype == DType::f32   ? MPI_FLOAT
                             : step.dtype == DType::i32 ? MPI_UINT32_T  // it wraps
                                                        : MPI_UINT16_T;
   const uint64_t size = dtype_size(step.dtype), most = group_.options().largest_call / size;
   for (uint64_t done = 0; done < step.count && status_; done += most) {
     const auto count = static_cast<int>(std::min(most, step.count - done));
-    MPI_Request* request = add({.job = &job, .kind = Kind::sum});
+    MPI_Request* request = add({.started = &started, .kind = Kind::sum});
     status_.good(MPI_Iallreduce(MPI_IN_PLACE, step.recv + done * size, count, type,
                                 group_.sum_of(step.dtype), group_.comm(), request),
                  doing(Kind::sum));
@@ -75,29 +75,29 @@ void Transfers::sum(Job& job, const Step& step) {
 }
 
 /// The next part of the same message, if there is one.
-void Transfers::post_next(Part part) {
+void Transfers::post_next(Posted posted) {
   if (!status_) return;
-  const auto next = messages_.next(part.message);
+  const auto next = messages_.next(posted.message);
   if (!next) return;
-  part.at = next->at;
-  post(part, next->bytes);
+  posted.at = next->at;
+  post(posted, next->bytes);
 }
 
-void Transfers::post(Part part, uint64_t bytes) {
-  part.bytes = bytes;
-  MPI_Request* request = add(part);
+void Transfers::post(Posted posted, uint64_t bytes) {
+  posted.bytes = bytes;
+  MPI_Request* request = add(posted);
   const int count = static_cast<int>(bytes);
   status_.good(
-      part.kind == Kind::send
-          ? MPI_Isend(part.at, count, MPI_BYTE, part.peer, part.tag, group_.comm(), request)
-          : MPI_Irecv(part.at, count, MPI_BYTE, part.peer, part.tag, group_.comm(), request),
-      doing(part.kind), part.peer);
+      posted.kind == Kind::send
+          ? MPI_Isend(posted.at, count, MPI_BYTE, posted.peer, posted.tag, group_.comm(), request)
+          : MPI_Irecv(posted.at, count, MPI_BYTE, posted.peer, posted.tag, group_.comm(), request),
+      doing(posted.kind), posted.peer);
 }
 
-MPI_Request* Transfers::add(const Part& part) {
+MPI_Request* Transfers::add(const Posted& posted) {
   if (requests_.size() == requests_.capacity()) reserve(requests_.size() + 16);
-  ++part.job->pending;
-  parts_.push_back(part);
+  ++posted.started->pending;
+  posted_.push_back(posted);
   requests_.push_back(MPI_REQUEST_NULL);
   return &requests_.back();
 }
@@ -115,34 +115,35 @@ bool Transfers::progress() {
   if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return status_.good(code, "MPI_Testsome");
   if (ended_now == MPI_UNDEFINED || ended_now == 0) return false;
   for (int i = 0; i < ended_now && status_; ++i) {
-    const Part part = parts_[static_cast<size_t>(done_[static_cast<size_t>(i)])];
+    const Posted posted = posted_[static_cast<size_t>(done_[static_cast<size_t>(i)])];
     const MPI_Status status = statuses_[static_cast<size_t>(i)];
-    if (code == MPI_SUCCESS || status_.good(status.MPI_ERROR, doing(part.kind), part.peer))
-      ended(part, status);
+    if (code == MPI_SUCCESS || status_.good(status.MPI_ERROR, doing(posted.kind), posted.peer))
+      ended(posted, status);
   }
   forget_ended();
   return true;
 }
 
 /// A part that has gone wrong stays pending: its job never ends.
-void Transfers::ended(const Part& part, const MPI_Status& status) {
+void Transfers::ended(const Posted& posted, const MPI_Status& status) {
   bool last = false;
-  if (part.kind == Kind::receive || part.kind == Kind::receive_short) {
+  if (posted.kind == Kind::receive || posted.kind == Kind::receive_short) {
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     const auto arrived = static_cast<uint64_t>(bytes);
-    if (part.kind == Kind::receive && arrived != part.bytes) {
+    if (posted.kind == Kind::receive && arrived != posted.bytes) {
       return status_.die(Error{Errc::exchange_order,
-                               "mpi: rank " + std::to_string(part.peer) + " sent " +
+                               "mpi: rank " + std::to_string(posted.peer) + " sent " +
                                    std::to_string(arrived) + " bytes, expected " +
-                                   std::to_string(part.bytes),
+                                   std::to_string(posted.bytes),
                                "issue the same steps in the same order on all ranks"});
     }
-    last = part.kind == Kind::receive_short && arrived < part.bytes;
+    last = posted.kind == Kind::receive_short && arrived < posted.bytes;
   }
-  if (part.message != CutMessages::kNone && messages_.ended(part.message, last)) post_next(part);
-  --part.job->pending;
-  if (part.term != nullptr) --*part.term;
+  if (posted.message != CutMessages::kNone && messages_.ended(posted.message, last))
+    post_next(posted);
+  --posted.started->pending;
+  if (posted.term != nullptr) --*posted.term;
 }
 
 void Transfers::forget_ended() {
@@ -150,17 +151,17 @@ void Transfers::forget_ended() {
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i] == MPI_REQUEST_NULL) continue;
     requests_[kept] = requests_[i];
-    parts_[kept++] = parts_[i];
+    posted_[kept++] = posted_[i];
   }
   requests_.resize(kept);
-  parts_.resize(kept);
+  posted_.resize(kept);
 }
 
-std::string Transfers::peers(const Job& job, Kind one, Kind other) const {
+std::string Transfers::peers(const Started& started, Kind one, Kind other) const {
   std::vector<uint32_t> list;
-  for (const Part& part : parts_) {
-    if (part.job->number <= job.number && (part.kind == one || part.kind == other))
-      list.push_back(static_cast<uint32_t>(part.peer));
+  for (const Posted& posted : posted_) {
+    if (posted.started->number <= started.number && (posted.kind == one || posted.kind == other))
+      list.push_back(static_cast<uint32_t>(posted.peer));
   }
   std::sort(list.begin(), list.end());
   list.erase(std::unique(list.begin(), list.end()), list.end());

@@ -18,7 +18,7 @@
 namespace laconic::mpi {
 
 /// A batch. Its place is taken again only when it has ended.
-struct Job {
+struct Started {
   std::array<Step, kMaxBatch> steps{};
   size_t count = 0;
   uint64_t number = 0;
@@ -42,23 +42,24 @@ class Transfers {
 
   /// One message of a step. Where lengths may differ, it ends with the first part that is not full,
   /// be it empty.
-  void exchange(Job& job, const Step& step, Kind kind, uint32_t peer, uint8_t* at, uint64_t bytes);
+  void exchange(Started& started, const Step& step, Kind kind, uint32_t peer, uint8_t* at,
+                uint64_t bytes);
   /// One whose calls are all posted at once. `term`: how many of them have not ended.
-  void exchange_all(Job& job, int tag, Kind kind, uint32_t peer, detail::LargeSum::Range range,
-                    uint32_t* term);
+  void exchange_all(Started& started, int tag, Kind kind, uint32_t peer,
+                    detail::LargeSum::Extent range, uint32_t* term);
   /// A sum by MPI, in place.
-  void sum(Job& job, const Step& step);
+  void sum(Started& started, const Step& step);
 
   /// One look at all requests. True: some have ended.
   bool progress();
   /// Peers of requests that `job` waits for: "ranks 1 and 3".
-  [[nodiscard]] std::string peers(const Job& job, Kind one, Kind other) const;
+  [[nodiscard]] std::string peers(const Started& started, Kind one, Kind other) const;
 
  private:
   using CutMessages = detail::CutMessages;
   /// The part of a job that a request belongs to; has the request's index in requests_.
-  struct Part {
-    Job* job = nullptr;
+  struct Posted {
+    Started* started = nullptr;
     Kind kind = Kind::sum;
     int peer = -1;  // of a sum none
     int tag = 0;
@@ -68,17 +69,17 @@ class Transfers {
     uint32_t* term = nullptr;
   };
 
-  void post_next(Part part);
-  void post(Part part, uint64_t bytes);
-  MPI_Request* add(const Part& part);
-  void ended(const Part& part, const MPI_Status& status);
+  void post_next(Posted posted);
+  void post(Posted posted, uint64_t bytes);
+  MPI_Request* add(const Posted& posted);
+  void ended(const Posted& posted, const MPI_Status& status);
   void forget_ended();
 
   Status& status_;
   const Group& group_;
   CutMessages messages_;
   std::vector<MPI_Request> requests_;
-  std::vector<Part> parts_;
+  std::vector<Posted> posted_;
   std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
 };

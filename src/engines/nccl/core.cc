@@ -113,7 +113,7 @@ Result<void> Core::join(const NcclUniqueId& id, Deadline deadline) {
   return until(deadline, what, [&] { return settled(); });
 }
 
-Result<void> Core::execute(const Plan& plan, Deadline deadline) {
+Result<void> Core::execute(const BatchPlan& plan, Deadline deadline) {
   constexpr std::string_view kLate = "a batch did not complete in time";
   if (plan.calls().empty()) {
     plan.copy_own();
@@ -135,7 +135,7 @@ Result<void> Core::execute(const Plan& plan, Deadline deadline) {
     // Only now: the copy back must follow NCCL's kernels on the stream.
     if (auto r = until(deadline, kLate, [&] { return settled(); }); !r) return r;
   } else {
-    const auto copy = std::make_shared<const Plan>(plan);
+    const auto copy = std::make_shared<const BatchPlan>(plan);
     auto r = until_back(deadline, kLate, [self = shared_from_this(), copy, comm = comm_] {
       return self->group(*copy, comm);
     });
@@ -153,7 +153,7 @@ Result<void> Core::execute(const Plan& plan, Deadline deadline) {
   return {};
 }
 
-Result<void> Core::group(const Plan& plan, NcclComm comm) {
+Result<void> Core::group(const BatchPlan& plan, NcclComm comm) {
   if (auto r = nccl_result("ncclGroupStart", nccl_.group_start()); !r) return r;
   Result<void> called;
   for (const Call& c : plan.calls()) {
@@ -164,8 +164,8 @@ Result<void> Core::group(const Plan& plan, NcclComm comm) {
   return called ? std::move(ended) : std::move(called);
 }
 
-Result<void> Core::call(const Call& c, const Plan& plan, NcclComm comm) {
-  const auto at = [&](Place place) { return reinterpret_cast<void*>(gpu_ + plan.at(place)); };
+Result<void> Core::call(const Call& c, const BatchPlan& plan, NcclComm comm) {
+  const auto at = [&](AreaOffset place) { return reinterpret_cast<void*>(gpu_ + plan.at(place)); };
   const auto peer = static_cast<int>(c.peer);
   switch (c.kind) {
     case CallKind::all_reduce:

@@ -29,7 +29,7 @@ class Core : public std::enable_shared_from_this<Core> {
   /// With all other ranks.
   Result<void> join(const NcclUniqueId& id, Deadline deadline);
   /// Executes `plan`, made from the current steps.
-  Result<void> execute(const Plan& plan, Deadline deadline);
+  Result<void> execute(const BatchPlan& plan, Deadline deadline);
   /// Waits until the others end theirs, too.
   void leave() noexcept;
   /// Waits until nothing runs on the GPU. What is still used when the Core ends is never freed.
@@ -52,8 +52,8 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<void> reserve(uint64_t bytes);
   void free_memory() noexcept;
   /// `comm` by value: an abandoned call must not see another one.
-  Result<void> group(const Plan& plan, NcclComm comm);
-  Result<void> call(const Call& call, const Plan& plan, NcclComm comm);
+  Result<void> group(const BatchPlan& plan, NcclComm comm);
+  Result<void> call(const Call& call, const BatchPlan& plan, NcclComm comm);
   /// Whether NCCL has done all that it was asked for; its asynchronous error, if there is one.
   Result<bool> settled() const;
   Result<bool> stream_idle() const;

@@ -35,7 +35,7 @@ Result<NcclFound> find_nccl(const NcclLibraries& libraries) {
 
 struct NcclEngine::Impl {
   std::shared_ptr<nccl::Core> core;
-  nccl::Plan plan;
+  nccl::BatchPlan plan;
   NcclOptions options;
   Result<void> failure;
 };

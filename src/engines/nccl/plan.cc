@@ -19,8 +19,8 @@ Error wrong(std::string_view what) {
 
 }  // namespace
 
-Result<void> Plan::make(std::span<const Step> batch, uint32_t rank, uint32_t world,
-                        EngineCaps caps) {
+Result<void> BatchPlan::make(std::span<const Step> batch, uint32_t rank, uint32_t world,
+                             EngineCaps caps) {
   sizes_ = {};
   calls_.clear();
   in_.clear();
@@ -33,7 +33,7 @@ Result<void> Plan::make(std::span<const Step> batch, uint32_t rank, uint32_t wor
   return {};
 }
 
-Result<void> Plan::add(const Step& step, uint32_t rank, uint32_t world, EngineCaps caps) {
+Result<void> BatchPlan::add(const Step& step, uint32_t rank, uint32_t world, EngineCaps caps) {
   switch (step.kind) {
     case StepKind::all_reduce:
       return world == 1 ? Result<void>() : add_sum(step, caps);
@@ -59,7 +59,7 @@ Result<void> Plan::add(const Step& step, uint32_t rank, uint32_t world, EngineCa
   return {};
 }
 
-Result<void> Plan::add_sum(const Step& step, EngineCaps caps) {
+Result<void> BatchPlan::add_sum(const Step& step, EngineCaps caps) {
   if (!caps.can_sum(step.dtype)) {
     return Error{Errc::unsupported,
                  concat({"this version of NCCL does not add ", dtype_name(step.dtype)}),
@@ -67,7 +67,7 @@ Result<void> Plan::add_sum(const Step& step, EngineCaps caps) {
   }
   if (step.count == 0) return {};
   const uint64_t bytes = step.count * dtype_size(step.dtype);
-  const Place place = take(Area::summed, bytes);
+  const AreaOffset place = take(Area::summed, bytes);
   in_.push_back({step.send, bytes, place});
   out_.push_back({step.recv, bytes, place});
   calls_.push_back({CallKind::all_reduce, step.dtype, 0, step.count, place, place});
@@ -75,19 +75,19 @@ Result<void> Plan::add_sum(const Step& step, EngineCaps caps) {
 }
 
 /// Every rank knows all lengths, so that all take the same way.
-void Plan::add_gather(const Step& step, uint32_t rank, uint32_t world) {
+void BatchPlan::add_gather(const Step& step, uint32_t rank, uint32_t world) {
   const auto counts = step.recv_counts;
   const uint64_t mine = counts[rank];
   const bool equal =
       std::all_of(counts.begin(), counts.end(), [&](uint64_t n) { return n == mine; });
   if (world == 1 || (equal && mine == 0)) return;
-  Place from{};
+  AreaOffset from{};
   if (mine != 0) {
     from = take(Area::sent, mine);
     in_.push_back({step.send + step.send_offsets[rank], mine, from});
   }
   if (equal) {
-    const Place to = take(Area::received, mine * world);
+    const AreaOffset to = take(Area::received, mine * world);
     calls_.push_back({CallKind::all_gather, DType::u8, 0, mine, from, to});
     for (uint32_t r = 0; r < world; ++r) {
       if (r != rank)
@@ -102,7 +102,7 @@ void Plan::add_gather(const Step& step, uint32_t rank, uint32_t world) {
   }
 }
 
-void Plan::add_all_to_all(const Step& step, uint32_t rank, uint32_t world) {
+void BatchPlan::add_all_to_all(const Step& step, uint32_t rank, uint32_t world) {
   for (uint32_t r = 0; r < world; ++r) {
     if (r == rank) continue;
     send(step.send + step.send_offsets[r], step.send_counts[r], r);
@@ -110,7 +110,7 @@ void Plan::add_all_to_all(const Step& step, uint32_t rank, uint32_t world) {
   }
 }
 
-Result<void> Plan::add_messages(const Step& step, uint32_t rank, uint32_t world) {
+Result<void> BatchPlan::add_messages(const Step& step, uint32_t rank, uint32_t world) {
   for (const Message& m : step.messages) {
     if (m.peer >= world || m.peer == rank)
       return wrong(concat({"a message to rank ", std::to_string(m.peer)}));
@@ -120,42 +120,42 @@ Result<void> Plan::add_messages(const Step& step, uint32_t rank, uint32_t world)
   return {};
 }
 
-void Plan::send(const uint8_t* from, uint64_t bytes, uint32_t peer) {
+void BatchPlan::send(const uint8_t* from, uint64_t bytes, uint32_t peer) {
   if (bytes == 0) return;
-  const Place place = take(Area::sent, bytes);
+  const AreaOffset place = take(Area::sent, bytes);
   in_.push_back({const_cast<uint8_t*>(from), bytes, place});  // only read
   calls_.push_back({CallKind::send, DType::u8, peer, bytes, place, {}});
 }
 
-void Plan::receive(uint8_t* to, uint64_t bytes, uint32_t peer) {
+void BatchPlan::receive(uint8_t* to, uint64_t bytes, uint32_t peer) {
   if (bytes == 0) return;
-  const Place place = take(Area::received, bytes);
+  const AreaOffset place = take(Area::received, bytes);
   out_.push_back({to, bytes, place});
   calls_.push_back({CallKind::recv, DType::u8, peer, bytes, {}, place});
 }
 
-Place Plan::take(Area area, uint64_t bytes) {
+AreaOffset BatchPlan::take(Area area, uint64_t bytes) {
   uint64_t& size = sizes_[static_cast<size_t>(area)];
-  const Place place{area, size};
+  const AreaOffset place{area, size};
   size += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   return place;
 }
 
-uint64_t Plan::begin(Area area) const noexcept {
+uint64_t BatchPlan::begin(Area area) const noexcept {
   uint64_t begin = 0;
   for (size_t a = 0; a < static_cast<size_t>(area); ++a) begin += sizes_[a];
   return begin;
 }
 
-void Plan::copy_in(uint8_t* memory) const noexcept {
-  for (const Piece& piece : in_) std::memcpy(memory + at(piece.place), piece.host, piece.bytes);
+void BatchPlan::copy_in(uint8_t* memory) const noexcept {
+  for (const Copy& piece : in_) std::memcpy(memory + at(piece.place), piece.host, piece.bytes);
 }
 
-void Plan::copy_out(const uint8_t* memory) const noexcept {
-  for (const Piece& piece : out_) std::memcpy(piece.host, memory + at(piece.place), piece.bytes);
+void BatchPlan::copy_out(const uint8_t* memory) const noexcept {
+  for (const Copy& piece : out_) std::memcpy(piece.host, memory + at(piece.place), piece.bytes);
 }
 
-void Plan::copy_own() const noexcept {
+void BatchPlan::copy_own() const noexcept {
   for (const Own& own : own_) std::memmove(own.to, own.from, own.bytes);
 }
 

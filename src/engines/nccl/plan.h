@@ -15,7 +15,7 @@ namespace laconic::engines::nccl {
 
 /// The first two areas are copied to the GPU, the last two back: one copy each.
 enum class Area : uint8_t { sent, summed, received };
-struct Place {
+struct AreaOffset {
   Area area = Area::sent;
   uint64_t offset = 0;
 };
@@ -26,12 +26,12 @@ struct Call {
   DType dtype = DType::u8;
   uint32_t peer = 0;   // send, recv
   uint64_t count = 0;  // lanes or bytes; all_gather: of one rank
-  Place from{};        // all but recv
-  Place to{};          // all but send
+  AreaOffset from{};   // all but recv
+  AreaOffset to{};     // all but send
 };
 
 /// Reused: after the largest batch nothing is allocated.
-class Plan {
+class BatchPlan {
  public:
   /// `exchange_order` for steps that no engine could execute, `unsupported` for other lanes than
   /// those of `caps`.
@@ -45,7 +45,9 @@ class Plan {
   [[nodiscard]] uint64_t bytes_in() const noexcept { return begin(Area::received); }
   /// All that is copied back begins here, and goes to the end.
   [[nodiscard]] uint64_t out_begin() const noexcept { return begin(Area::summed); }
-  [[nodiscard]] uint64_t at(Place place) const noexcept { return begin(place.area) + place.offset; }
+  [[nodiscard]] uint64_t at(AreaOffset place) const noexcept {
+    return begin(place.area) + place.offset;
+  }
 
   void copy_in(uint8_t* memory) const noexcept;
   void copy_out(const uint8_t* memory) const noexcept;
@@ -53,10 +55,10 @@ class Plan {
   void copy_own() const noexcept;
 
  private:
-  struct Piece {
+  struct Copy {
     uint8_t* host;
     uint64_t bytes;
-    Place place;
+    AreaOffset place;
   };
   struct Own {
     const uint8_t* from;
@@ -72,13 +74,13 @@ class Plan {
   void send(const uint8_t* from, uint64_t bytes, uint32_t peer);
   void receive(uint8_t* to, uint64_t bytes, uint32_t peer);
 
-  Place take(Area area, uint64_t bytes);
+  AreaOffset take(Area area, uint64_t bytes);
   [[nodiscard]] uint64_t size(Area a) const noexcept { return sizes_[static_cast<size_t>(a)]; }
   [[nodiscard]] uint64_t begin(Area area) const noexcept;
 
   std::array<uint64_t, 3> sizes_{};
   std::vector<Call> calls_;
-  std::vector<Piece> in_, out_;
+  std::vector<Copy> in_, out_;
   std::vector<Own> own_;
 };
 

@@ -18,7 +18,7 @@ namespace laconic::detail {
 /// The shares of the ranks and the order of their pieces. The same on all ranks.
 class LargeSum {
  public:
-  struct Range {
+  struct Extent {
     uint8_t* at = nullptr;
     uint64_t bytes = 0;
   };
@@ -48,7 +48,7 @@ class LargeSum {
     return ((step_.count + world_ - 1) / world_ + piece_ - 1) / piece_;
   }
   /// Piece `number` of `owner`'s share; the last one may be empty.
-  [[nodiscard]] Range piece_of(uint32_t owner, uint64_t number) const noexcept {
+  [[nodiscard]] Extent piece_of(uint32_t owner, uint64_t number) const noexcept {
     const uint64_t size = dtype_size(step_.dtype), left = step_.count % world_;
     const uint64_t first = step_.count / world_ * owner + std::min<uint64_t>(left, owner);
     const uint64_t share = step_.count / world_ + (owner < left ? 1 : 0);
@@ -62,7 +62,7 @@ class LargeSum {
   template <class TermOf, class Add>
   void add_piece(uint64_t number, const TermOf& term_of, const Add& add) const {
     constexpr uint64_t kSlice = 8192;
-    const Range mine = piece_of(rank_, number);
+    const Extent mine = piece_of(rank_, number);
     for (uint64_t done = 0; done < mine.bytes; done += kSlice) {
       const uint64_t count = std::min(kSlice, mine.bytes - done) / dtype_size(step_.dtype);
       uint8_t* total = (rank_ == 0 ? mine.at : term_of(0)) + done;

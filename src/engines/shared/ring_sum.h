@@ -18,7 +18,7 @@ namespace laconic::detail {
 /// turn t + pieces() is the one received in turn t.
 class RingSum {
  public:
-  struct Range {
+  struct Extent {
     uint64_t offset = 0, bytes = 0;  // range of the elements; bytes may be 0
   };
 
@@ -34,11 +34,11 @@ class RingSum {
   [[nodiscard]] uint64_t turns() const noexcept { return 2 * half(); }
   /// Number of turns that send terms.
   [[nodiscard]] uint64_t half() const noexcept { return (world_ - 1) * pieces_; }
-  [[nodiscard]] Range sent(uint64_t turn) const noexcept { return piece(rank_ + 1, turn); }
-  [[nodiscard]] Range received(uint64_t turn) const noexcept { return piece(rank_ + 2, turn); }
+  [[nodiscard]] Extent sent(uint64_t turn) const noexcept { return piece(rank_ + 1, turn); }
+  [[nodiscard]] Extent received(uint64_t turn) const noexcept { return piece(rank_ + 2, turn); }
 
  private:
-  [[nodiscard]] Range piece(uint64_t owner, uint64_t turn) const noexcept {
+  [[nodiscard]] Extent piece(uint64_t owner, uint64_t turn) const noexcept {
     owner = (owner + turn / pieces_) % world_;
     const uint64_t left = count_ % world_, share = count_ / world_ + (owner < left ? 1 : 0);
     const uint64_t first = count_ / world_ * owner + std::min(left, owner);

@@ -93,7 +93,7 @@ uint64_t trailing_zeros(const uint8_t* bytes, uint64_t n) {
 // every 14th of a run. Its code follows from its distance to the kept byte before it: 1 → the byte
 // itself, d ≥ 2 → 241 + d. So the kept bytes and their positions (mod 256) are packed to the left,
 // and codes are computed on full vectors.
-struct Kept {
+struct KeptBytes {
   alignas(64) uint8_t byte[kRunBlock + 64];
   alignas(64) uint8_t position[64 + kRunBlock + 64];  // [63] is the last of the block before
 };
@@ -118,7 +118,7 @@ HWY_INLINE uint64_t kept_bits(uint64_t zero, bool zero_follows, uint32_t waiting
 }
 
 // Appends the kept ones of 64 bytes whose first has position `base`.
-HWY_INLINE uint64_t append_kept(const uint8_t* bytes, uint64_t keep, uint8_t base, Kept& kept,
+HWY_INLINE uint64_t append_kept(const uint8_t* bytes, uint64_t keep, uint8_t base, KeptBytes& kept,
                                 uint64_t count) {
   const B8 d;
   auto first = hn::Set(d, base);
@@ -134,7 +134,7 @@ HWY_INLINE uint64_t append_kept(const uint8_t* bytes, uint64_t keep, uint8_t bas
   return count;
 }
 
-HWY_INLINE hn::Vec<B> codes_at(const Kept& kept, uint64_t i) {
+HWY_INLINE hn::Vec<B> codes_at(const KeptBytes& kept, uint64_t i) {
   const B d;
   const auto distance =
       hn::Sub(hn::LoadU(d, kept.position + 64 + i), hn::LoadU(d, kept.position + 63 + i));
@@ -143,7 +143,7 @@ HWY_INLINE hn::Vec<B> codes_at(const Kept& kept, uint64_t i) {
   return hn::IfThenElse(hn::Eq(distance, hn::Set(d, 1)), literal, run);
 }
 
-HWY_INLINE void write_codes(const Kept& kept, uint64_t count, uint8_t* coded) {
+HWY_INLINE void write_codes(const KeptBytes& kept, uint64_t count, uint8_t* coded) {
   const B d;
   const size_t lanes = hn::Lanes(d);
   uint64_t i = 0;
@@ -155,7 +155,7 @@ HWY_INLINE void write_codes(const Kept& kept, uint64_t count, uint8_t* coded) {
 }
 
 uint64_t run_encode(const uint8_t* bytes, uint64_t n, uint8_t* coded) {
-  Kept kept;
+  KeptBytes kept;
   kept.position[63] = 255;  // the place before position 0
   uint64_t made = 0;
   uint32_t waiting = 0;

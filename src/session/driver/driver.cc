@@ -142,7 +142,7 @@ Result<void> Driver::send_together(uint32_t number) {
   Load& load = loads_[number];
   const size_t width = dtype_size(load.dtype);
   uint8_t* place = load.memory.get();
-  for (const Piece& piece : std::span(load.pieces).first(load.count)) {
+  for (const LoadedPart& piece : std::span(load.pieces).first(load.count)) {
     const size_t bytes = piece.elements * width;
     if (piece.buffer != nullptr && bytes != 0)
       std::memcpy(place, piece.buffer, bytes);
@@ -169,7 +169,7 @@ Result<void> Driver::send_apart(uint32_t number) {
   size_t begin = 0;
   uint64_t base = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    const Piece piece = load.pieces[i];
+    const LoadedPart piece = load.pieces[i];
     const Bucket bucket{
         .buffer = piece.buffer, .dtype = load.dtype, .step = load.step, .index = piece.index};
     const auto offsets = std::span(offsets_).subspan(begin, piece.parameters);
@@ -193,10 +193,10 @@ Result<void> Driver::send_apart(uint32_t number) {
 
 void Driver::ended(uint32_t number, const Error* why) {
   Load& load = loads_[number];
-  const std::span<const Piece> pieces = std::span(load.pieces).first(load.count);
+  const std::span<const LoadedPart> pieces = std::span(load.pieces).first(load.count);
   if (pieces.size() > 1 && why == nullptr) {
     const uint8_t* place = load.memory.get();
-    for (const Piece& piece : pieces) {
+    for (const LoadedPart& piece : pieces) {
       const size_t bytes = piece.elements * dtype_size(load.dtype);
       if (piece.buffer != nullptr && bytes != 0) std::memcpy(piece.buffer, place, bytes);
       place += bytes;

@@ -86,14 +86,14 @@ class Driver {
   [[nodiscard]] bool left_behind() const noexcept { return window_.left_behind(); }
 
  private:
-  struct Piece {
+  struct LoadedPart {
     uint8_t* buffer = nullptr;
     uint64_t elements = 0;
     uint32_t parameters = 0, index = 0;
   };
   /// The buckets of an exchange.
   struct Load {
-    std::array<Piece, kMostJoined> pieces{};
+    std::array<LoadedPart, kMostJoined> pieces{};
     std::array<uint64_t, kMostJoined> tokens{};
     std::array<uint32_t, kMostJoined> parts{};
     uint32_t count = 0;

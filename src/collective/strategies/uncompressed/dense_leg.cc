@@ -53,7 +53,7 @@ class DenseLanes final : public SumPart {
 
  private:
   /// A parameter: at `offset` of the bucket, at `lane` of the lanes.
-  struct Part {
+  struct DenseParameter {
     uint32_t parameter = 0;
     uint64_t offset = 0;
     uint64_t lane = 0;
@@ -69,7 +69,7 @@ class DenseLanes final : public SumPart {
   RankState* state_;
   const Layout* layout_;
   StrategyKind raw_;
-  std::vector<Part> parts_;
+  std::vector<DenseParameter> parts_;
   uint64_t lanes_ = 0;  // of parameters
   Arena memory_;
   float* gradient_ = nullptr;
@@ -95,7 +95,7 @@ void DenseLanes::fill(Dense&& dense, bool raw) {
 }
 
 void DenseLanes::encode(const SumRound&) {
-  for (Part& part : parts_) {
+  for (DenseParameter& part : parts_) {
     const RankParameter& p = state_->parameter(part.parameter);
     const float* const gradient = gradient_ + part.offset;
     float* const out = lanes() + part.lane;
@@ -131,12 +131,12 @@ bool DenseLanes::hear(const SumRound&) {
 
 void DenseLanes::finish() {
   riders_.over_absent([&](uint32_t i) {
-    const auto part = std::ranges::find(parts_, layout_->parameters[i], &Part::parameter);
+    const auto part = std::ranges::find(parts_, layout_->parameters[i], &DenseParameter::parameter);
     if (part == parts_.end()) return;
     std::fill_n(lanes() + part->lane, state_->parameter(part->parameter).count, 0.0F);
     part->released = 0;
   });
-  for (const Part& part : parts_) {
+  for (const DenseParameter& part : parts_) {
     const RankParameter& p = state_->parameter(part.parameter);
     float* const gradient = gradient_ + part.offset;
     if (part.released != 0) drop_share(*state_, p, part.released, DType::f32, gradient);
@@ -146,7 +146,8 @@ void DenseLanes::finish() {
 
 void DenseLanes::undo(pipeline::Undo why) {
   if (why != pipeline::Undo::gradient_lost) return;
-  for (const Part& part : parts_) keep_gradient(*state_, part.parameter, gradient_ + part.offset);
+  for (const DenseParameter& part : parts_)
+    keep_gradient(*state_, part.parameter, gradient_ + part.offset);
 }
 
 }  // namespace
