@@ -12,9 +12,9 @@
 namespace laconic::tools {
 namespace {
 
-std::string keys_and_defaults(const control::LawTable& law) {
+std::string keys_and_defaults(const control::PolicyTable& policy) {
   std::string text;
-  for (const Field& field : law.fields) {
+  for (const Field& field : policy.fields) {
     text += fmt::format("{}{}={}", text.empty() ? "" : ", ", field.name,
                         value_text(field, field.fallback));
   }
@@ -23,18 +23,18 @@ std::string keys_and_defaults(const control::LawTable& law) {
 
 Table law_table() {
   Table table({{"control"}, {"what it does"}, {"keys and defaults"}, {"for example"}});
-  for (const control::LawTable* law : control::all_laws()) {
-    table.add({std::string(law->info.name), std::string(law->info.summary), keys_and_defaults(*law),
-               std::string(law->info.form)});
+  for (const control::PolicyTable* policy : control::all_policies()) {
+    table.add({std::string(policy->info.name), std::string(policy->info.summary),
+               keys_and_defaults(*policy), std::string(policy->info.form)});
   }
   return table;
 }
 
 Table key_table() {
   Table table({{"control"}, {"key"}, {"default"}, {"accepts"}, {"meaning"}});
-  for (const control::LawTable* law : control::all_laws()) {
-    for (const Field& field : law->fields) {
-      table.add({std::string(law->info.name), std::string(field.name),
+  for (const control::PolicyTable* policy : control::all_policies()) {
+    for (const Field& field : policy->fields) {
+      table.add({std::string(policy->info.name), std::string(field.name),
                  value_text(field, field.fallback), range_text(field), std::string(field.help)});
     }
   }
@@ -76,12 +76,12 @@ Json key_json(const Field& field) {
 
 void print_controls_json() {
   Json controls = Json::array();
-  for (const control::LawTable* law : control::all_laws()) {
+  for (const control::PolicyTable* policy : control::all_policies()) {
     Json keys = Json::array();
-    for (const Field& field : law->fields) keys.push_back(key_json(field));
-    controls.push_back({{"name", law->info.name},
-                        {"summary", law->info.summary},
-                        {"example", law->info.form},
+    for (const Field& field : policy->fields) keys.push_back(key_json(field));
+    controls.push_back({{"name", policy->info.name},
+                        {"summary", policy->info.summary},
+                        {"example", policy->info.form},
                         {"keys", keys}});
   }
   Json moved = Json::array();

@@ -10,7 +10,7 @@
 #include "base/nearest.h"
 #include "base/options.h"
 #include "base/quoted.h"
-#include "control/law_list.h"
+#include "control/policy_list.h"
 
 namespace laconic::control {
 namespace {
@@ -18,37 +18,37 @@ namespace {
 constexpr std::size_t kMaxControl = 4096;  // bytes
 
 template <class... L>
-constexpr std::array<const LawTable*, sizeof...(L)> tables_of(LawTypes<L...> /*list*/) {
-  return {&LawTableOf<L>::value...};
+constexpr std::array<const PolicyTable*, sizeof...(L)> tables_of(PolicyTypes<L...> /*list*/) {
+  return {&PolicyTableOf<L>::value...};
 }
-constexpr auto kLaws = tables_of(LawList{});
+constexpr auto kPolicies = tables_of(PolicyList{});
 
-const LawTable* find_law(std::string_view name) {
-  for (const LawTable* law : kLaws) {
-    if (law->info.name == name) return law;
+const PolicyTable* find_policy(std::string_view name) {
+  for (const PolicyTable* policy : kPolicies) {
+    if (policy->info.name == name) return policy;
   }
   return nullptr;
 }
 
-Error unknown_law(std::string_view name) {
+Error unknown_policy(std::string_view name) {
   std::vector<std::string_view> names;
-  for (const LawTable* law : kLaws) names.push_back(law->info.name);
+  for (const PolicyTable* policy : kPolicies) names.push_back(policy->info.name);
   return {Errc::invalid_argument, concat({"unknown control ", quoted(name)}),
           concat({guess(nearest(name, names)), "controls: ", joined(names),
                   " (laconic list --controls)"})};
 }
 
 void write_canonical(Control& control) {
-  const LawTable& law = *control.law;
-  control.canonical = law.info.name;
-  if (law.write != nullptr) {
-    law.write(control);
+  const PolicyTable& policy = *control.policy;
+  control.canonical = policy.info.name;
+  if (policy.write != nullptr) {
+    policy.write(control);
     return;
   }
   ParamBlock defaults{};
-  law.defaults(defaults.bytes.data());
+  policy.defaults(defaults.bytes.data());
   char separator = ':';
-  for (const Field& field : law.fields) {
+  for (const Field& field : policy.fields) {
     if (field.get(control.data()) == field.get(defaults.bytes.data())) continue;
     control.canonical += separator;
     control.canonical += concat({field.name, "=", member_text(field, control.data())});
@@ -58,7 +58,7 @@ void write_canonical(Control& control) {
 
 }  // namespace
 
-std::span<const LawTable* const> all_laws() noexcept { return kLaws; }
+std::span<const PolicyTable* const> all_policies() noexcept { return kPolicies; }
 
 Result<Control> parse_control(std::string_view text) {
   const OptionText where{"control", text,
@@ -68,19 +68,19 @@ Result<Control> parse_control(std::string_view text) {
   const std::string_view name = text.substr(0, colon);
   if (name.empty()) return syntax_error(where, "the control policy's name is missing");
   Control control;
-  control.law = find_law(name);
-  if (control.law == nullptr) return unknown_law(name);
-  const LawTable& law = *control.law;
-  law.defaults(control.params.bytes.data());
+  control.policy = find_policy(name);
+  if (control.policy == nullptr) return unknown_policy(name);
+  const PolicyTable& policy = *control.policy;
+  policy.defaults(control.params.bytes.data());
   const bool given = colon != std::string_view::npos;
   const std::string_view options = given ? text.substr(colon + 1) : std::string_view();
   Result<void> read;
-  if (law.read != nullptr) {
-    read = law.read(text, options, control);
+  if (policy.read != nullptr) {
+    read = policy.read(text, options, control);
   } else if (given) {
-    read = read_options(where, name, law.fields, options, control.params.bytes.data());
+    read = read_options(where, name, policy.fields, options, control.params.bytes.data());
   }
-  if (read) read = law.check(control, text);
+  if (read) read = policy.check(control, text);
   if (!read) return std::move(read).error();
   write_canonical(control);
   return control;

@@ -1,19 +1,19 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Control texts: law [ ":" key=value { "," key=value } ]; `schedule` and `replay` have options of
-// their own.
+// Control texts: policy [ ":" key=value { "," key=value } ]; `schedule` and `replay` have options
+// of their own.
 #pragma once
 
 #include <span>
 #include <string_view>
 
-#include "control/law.h"
+#include "control/policy.h"
 
 namespace laconic::control {
 
-[[nodiscard]] std::span<const LawTable* const> all_laws() noexcept;
+[[nodiscard]] std::span<const PolicyTable* const> all_policies() noexcept;
 
-/// Errors name the nearest law or key, and list keys with ranges.
+/// Errors name the nearest policy or key, and list keys with ranges.
 Result<Control> parse_control(std::string_view text);
 
 }  // namespace laconic::control

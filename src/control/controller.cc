@@ -14,7 +14,7 @@
 namespace laconic::control {
 namespace {
 
-constexpr uint64_t kStateVersion = 2;  // also of what laws remember
+constexpr uint64_t kStateVersion = 2;  // also of what policies remember
 constexpr std::size_t kHead = 2;       // words: version, configuration
 constexpr std::size_t kPerRule = 2;    // words: value, path
 constexpr std::size_t kPerClass = 3;   // words of a size of History
@@ -110,7 +110,7 @@ Result<Controller> Controller::create(std::vector<Controlled> rules,
     // An inherited control that moves nothing anywhere was not meant.
     for (const Controlled& rule : made.rules_) {
       const auto control = parse_control(rule.control);
-      if (rule.inherited && control->law->info.moves) return nothing_to_move(rule);
+      if (rule.inherited && control->policy->info.moves) return nothing_to_move(rule);
     }
   }
   made.decisions_.reserve(made.rules_.size());
@@ -122,7 +122,7 @@ Result<void> Controller::add(std::size_t rule) {
   const Controlled& given = rules_[rule];
   auto control = parse_control(given.control);
   if (!control) return std::move(control).error();
-  if (control->law->info.moves && !given.range) {
+  if (control->policy->info.moves && !given.range) {
     if (!given.inherited) return nothing_to_move(given);
     control = parse_control("fixed");
   }
@@ -133,15 +133,15 @@ Result<void> Controller::add(std::size_t rule) {
                  {}};
   }
   std::optional<Range> bounds;
-  if (control->law->info.moves) {
-    auto bounded = control->law->bound(*control, *given.range);
+  if (control->policy->info.moves) {
+    auto bounded = control->policy->bound(*control, *given.range);
     if (!bounded) return std::move(bounded).error();
     bounds = *bounded;
   }
   const Range range = bounds.value_or(Range{});
   places_.push_back({given.range ? given.range->start : 0, false, 0, state_.size()});
-  state_.resize(state_.size() + control->law->words);
-  control->law->start(*control, range, std::span(state_).subspan(places_[rule].state));
+  state_.resize(state_.size() + control->policy->words);
+  control->policy->start(*control, range, std::span(state_).subspan(places_[rule].state));
   controls_.push_back(*std::move(control));
   bounds_.push_back(bounds);
   if (bounds) follow_record(rule);
@@ -176,14 +176,14 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
   counts_.reports_missing += seen.missing;
   if (seen.usable()) history_.add(seen);
   for (std::size_t i = 0; i < rules_.size(); ++i) {
-    const LawTable& law = *controls_[i].law;
-    if (!bounds_[i] || (law.info.observes && !seen.usable())) continue;
+    const PolicyTable& policy = *controls_[i].policy;
+    if (!bounds_[i] || (policy.info.observes && !seen.usable())) continue;
     RuleState& place = places_[i];
     const Position at{
         controls_[i], *bounds_[i],        history_,           recorded_, static_cast<uint32_t>(i),
         place.value,  place.uncompressed, may_turn(seen.step)};
-    const Move move = law.step(at, std::span(state_).subspan(place.state, law.words), seen);
-    // Whatever a law or a record asks for.
+    const Move move = policy.step(at, std::span(state_).subspan(place.state, policy.words), seen);
+    // Whatever a policy or a record asks for.
     const bool number = move.value == move.value;
     const double value =
         number ? std::min(std::max(move.value, bounds_[i]->min), bounds_[i]->max) : place.value;
@@ -213,7 +213,7 @@ bool Controller::may_turn(uint64_t step) const noexcept {
 
 bool Controller::dense(std::size_t rule) const noexcept {
   if (!bounds_[rule] || bounds_[rule]->dense_bytes == 0) return false;
-  if (controls_[rule].file.empty()) return controls_[rule].law->info.dense;
+  if (controls_[rule].file.empty()) return controls_[rule].policy->info.dense;
   return rules_[rule].was_dense || std::ranges::any_of(recorded_, [rule](const Decision& d) {
            return d.rule == rule && d.uncompressed;
          });
@@ -224,11 +224,11 @@ bool Controller::moves() const noexcept {
 }
 
 double Controller::target(std::size_t rule) const noexcept {
-  return controls_[rule].law->target(state_of(rule));
+  return controls_[rule].policy->target(state_of(rule));
 }
 
 std::span<const uint64_t> Controller::state_of(std::size_t rule) const noexcept {
-  return std::span(state_).subspan(places_[rule].state, controls_[rule].law->words);
+  return std::span(state_).subspan(places_[rule].state, controls_[rule].policy->words);
 }
 
 /// Hash of the settings that a saved state depends on. Sizes of messages are not included, nor the
@@ -277,7 +277,7 @@ bool Controller::valid(std::size_t rule, uint64_t value, uint64_t path,
   const Range& r = *bounds_[rule];
   if (path != 0 && !dense(rule)) return false;
   const bool fits = x >= r.min && x <= r.max && (!r.whole || x == std::floor(x));
-  return fits && controls_[rule].law->valid(controls_[rule], r, state);
+  return fits && controls_[rule].policy->valid(controls_[rule], r, state);
 }
 
 Result<void> Controller::load(std::span<const uint64_t> words) {
@@ -299,7 +299,7 @@ Result<void> Controller::load(std::span<const uint64_t> words) {
   bool fine = loaded.valid();
   for (std::size_t i = 0; fine && i < rules_.size(); ++i) {
     fine = valid(i, places[kPerRule * i], places[kPerRule * i + 1],
-                 state.subspan(places_[i].state, controls_[i].law->words));
+                 state.subspan(places_[i].state, controls_[i].policy->words));
   }
   if (!fine) return corrupt();
   history_ = loaded;

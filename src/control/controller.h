@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The laws of a session's rules: observations in, decisions out. Every rank gets the same decisions
-// from the same observations; none travels.
+// The policies of a session's rules: observations in, decisions out. Every rank gets the same
+// decisions from the same observations; none travels.
 #pragma once
 
 #include <cstddef>
@@ -23,14 +23,14 @@ struct Controlled {
   std::optional<Range> range;  ///< of the codec's marked field, if it has one
   double first = 0;            ///< of a replay: the value in the first step; 0: the spec's
   std::string still{};         ///< why there is no range; empty: the codec has no such field
-  bool was_dense = false;      ///< of a replay: the recorded law might turn to float32
+  bool was_dense = false;      ///< of a replay: the recorded policy might turn to float32
 
   bool operator==(const Controlled&) const = default;
 };
 
 struct Counts {
   uint64_t changes = 0;
-  uint64_t held_steps = 0;  ///< steps whose observation no law could use
+  uint64_t held_steps = 0;  ///< steps whose observation no policy could use
   uint64_t reports_missing = 0;
 };
 
@@ -51,19 +51,19 @@ class Controller {
   [[nodiscard]] bool uncompressed(std::size_t rule) const noexcept {
     return places_[rule].uncompressed;
   }
-  /// No law ever leaves these: what memory has to be taken for. None where nothing is moved.
+  /// No policy ever leaves these: what memory has to be taken for. None where nothing is moved.
   [[nodiscard]] const std::optional<Range>& bounds(std::size_t rule) const noexcept {
     return bounds_[rule];
   }
   /// May it turn to float32?
   [[nodiscard]] bool dense(std::size_t rule) const noexcept;
-  /// The network time that a rule's law keeps to, in seconds; 0 while it has none.
+  /// The network time that a rule's policy keeps to, in seconds; 0 while it has none.
   [[nodiscard]] double target(std::size_t rule) const noexcept;
   /// The configured text in its canonical form.
   [[nodiscard]] const std::string& text(std::size_t rule) const noexcept {
     return controls_[rule].canonical;
   }
-  /// Does any law move anything?
+  /// Does any policy move anything?
   [[nodiscard]] bool moves() const noexcept;
   [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
 

@@ -19,7 +19,7 @@ struct Figures {
   double residual_ratio = 0;
 };
 
-/// Times that a law may believe: above 0 and below a day, whatever a clock did.
+/// Times that a policy may believe: above 0 and below a day, whatever a clock did.
 [[nodiscard]] bool plausible(double seconds) noexcept;
 
 struct Observation {
@@ -34,9 +34,9 @@ struct Observation {
   uint32_t reports = 0;       ///< that were due; 0: a step without reports, which holds nothing up
   uint32_t missing = 0;       ///< of these, missing or senseless
 
-  /// May a law decide by it?
+  /// May a policy decide by it?
   [[nodiscard]] bool usable() const noexcept { return reports > 0 && missing == 0 && bytes > 0; }
-  /// Were there reports, and no law may decide by them?
+  /// Were there reports, and no policy may decide by them?
   [[nodiscard]] bool held() const noexcept { return reports > 0 && !usable(); }
 };
 

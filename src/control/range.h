@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The setting of one rule that a law moves, and the moves.
+// The setting of one rule that a policy moves, and the moves.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace laconic::control {
 struct Range {
   std::string name;  ///< of the field: "ratio"
   double start = 0;  ///< the spec's
-  double min = 0;    ///< a law stays within these, unless its text says others
+  double min = 0;    ///< a policy stays within these, unless its text says others
   double max = 0;
   double lowest = 0;  ///< what the field accepts
   double highest = 0;
@@ -28,7 +28,7 @@ struct Range {
 
 /// The range of a field that is marked, from where its spec starts. `gathered`: ranks whose
 /// payloads a rank receives, 1 where they are summed on the way. Beyond a share of 1 / gathered
-/// gathering costs more than an all-reduce, so no law goes there by itself.
+/// gathering costs more than an all-reduce, so no policy goes there by itself.
 [[nodiscard]] Range range_of(const Field& field, double start, uint32_t gathered);
 
 /// The amount sent with this value, up to a factor.

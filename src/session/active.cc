@@ -60,7 +60,7 @@ Result<std::vector<uint32_t>> classes_of(std::span<const Rule> rules,
   return control::classes_of(rules, names, elements);
 }
 
-/// The same rules without laws.
+/// The same rules without policies.
 std::vector<Rule> fixed(std::span<const Rule> rules) {
   std::vector<Rule> still(rules.begin(), rules.end());
   for (Rule& rule : still) rule.control.clear();
@@ -82,13 +82,14 @@ Result<std::unique_ptr<Active>> Active::create(std::string_view spec, Asked aske
   if (!settings) return std::move(settings).error();
   auto class_of = classes_of(asked.rules, parameters);
   if (!class_of) return std::move(class_of).error();
-  auto law = Steering::wanted(asked.control, asked.rules);
-  if (!law) return law.error();
-  if (*law && options.owner_turns) {
+  auto policy = Steering::wanted(asked.control, asked.rules);
+  if (!policy) return policy.error();
+  if (*policy && options.owner_turns) {
     return Error{Errc::unsupported, "control: settings cannot change in a session with owner_turns",
                  "choose the specs of push and pull, or use attach()"};
   }
-  const bool steers = *law || asked.records;  // without a law, too, it holds what ranks report
+  // Without a policy, too, it holds what ranks report.
+  const bool steers = *policy || asked.records;
   collective::Options mine = options;
   mine.reports = options.world > 1 && !options.owner_turns && (options.reports || steers);
   auto model = collective::Model::create(*std::move(settings), *std::move(class_of),
@@ -100,12 +101,12 @@ Result<std::unique_ptr<Active>> Active::create(std::string_view spec, Asked aske
   return active;
 }
 
-/// Everything that the model needs: with the memory for all that laws may ask of it.
+/// Everything that the model needs: with the memory for all that policies may ask of it.
 Result<void> Active::bind(const collective::Options& options, bool steers) {
   if (options.threads > 1) pool = std::make_unique<ThreadPool>(options.threads);
   codecs = collective::codecs_of(model, best_isa(), pool.get());
   if (steers) {
-    auto made = model.alone()  // nothing there for a law to move
+    auto made = model.alone()  // nothing there for a policy to move
                     ? Steering::create(model, {}, fixed(asked.rules), store)
                     : Steering::create(model, asked.control, asked.rules, store);
     if (!made) return std::move(made).error();
@@ -140,9 +141,9 @@ feedback::StateHeader Active::state_header() const {
 }
 
 uint64_t Active::hash() const noexcept {
-  const uint64_t laws = steering ? steering->hash() : 0;
-  if (succession.versions_before == 0 && flush.parts() == 0) return laws;
-  const std::array<uint64_t, 3> words{laws, succession.versions_before, flush.parts()};
+  const uint64_t policies = steering ? steering->hash() : 0;
+  if (succession.versions_before == 0 && flush.parts() == 0) return policies;
+  const std::array<uint64_t, 3> words{policies, succession.versions_before, flush.parts()};
   return hash64(std::span<const uint64_t>(words));
 }
 
@@ -209,7 +210,7 @@ Result<void> Active::check_layout(const collective::LayoutView& layout) const {
   return {};
 }
 
-/// With the memory for all that laws may ask of it.
+/// With the memory for all that policies may ask of it.
 Result<std::unique_ptr<collective::Exchange>> Active::create_exchange(
     const collective::LayoutView& layout, DType dtype) {
   const auto create = [&] {

@@ -52,7 +52,7 @@ struct Active {
   /// Hash of this rank's current settings in this step: 0 as at attach, without control policies
   /// and flushes.
   [[nodiscard]] uint64_t hash() const noexcept;
-  /// Laws have turned all that is compressed to float32.
+  /// Policies have turned all that is compressed to float32.
   [[nodiscard]] bool all_dense() const noexcept;
 
   /// Begins a step: applies all changes due; the only place where settings change. No exchange
@@ -80,7 +80,7 @@ struct Active {
   feedback::Store store;
   Flush flush;
   std::unique_ptr<collective::RankState> state;
-  std::optional<Steering> steering;  ///< none: no law moves anything
+  std::optional<Steering> steering;  ///< none: no policy moves anything
   collective::Counters counters;
   NormSample norms;
   std::vector<std::unique_ptr<collective::Exchange>> spares;  ///< one per exchange in flight

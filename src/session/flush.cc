@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "control/law.h"
+#include "control/policy.h"
 #include "wire/bundle.h"
 
 namespace laconic::session {

@@ -117,7 +117,7 @@ class Session {
   StepState step_;
   std::optional<Error> broken_;
   uint32_t sequence_ = 0;
-  bool reports_ = false;  // asked for, whatever laws need
+  bool reports_ = false;  // asked for, whatever policies need
 };
 
 /// Returns a copy; thread-safe at any time.

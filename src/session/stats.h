@@ -28,8 +28,8 @@ struct Stats {
   DriverCounts driver;
   double encode_seconds = 0;     ///< begin to the first step that carries gradients
   double decode_seconds = 0;     ///< all later work of ours
-  uint64_t setting_changes = 0;  ///< that laws have decided, or that were set
-  uint64_t held_steps = 0;       ///< whose reports no law could use
+  uint64_t setting_changes = 0;  ///< that policies have decided, or that were set
+  uint64_t held_steps = 0;       ///< whose reports no policy could use
   uint64_t reports_missing = 0;  ///< of any rank, that were due
   double network_seconds = 0;    ///< of the time in collectives, what the network took
   double straggler_seconds = 0;  ///< and the wait for ranks that came later

@@ -67,8 +67,8 @@ control::RecordedRun run_of(const collective::Model& model, std::span<const Rule
 uint64_t most_bytes(collective::Model& model, uint32_t of, const Field& field,
                     const control::Controlled& made) {
   const auto control = control::parse_control(made.control);
-  if (!control || !control->law->info.moves) return 0;
-  const auto bounds = control->law->bound(*control, *made.range);
+  if (!control || !control->policy->info.moves) return 0;
+  const auto bounds = control->policy->bound(*control, *made.range);
   if (!bounds) return 0;
   const double now = field.get(model.spec(of).params());
   model.move(of, field, control::most(*bounds));
@@ -114,11 +114,11 @@ Result<Records> read_records(const control::RecordedRun& run) {
   return records;
 }
 
-/// Might its recorded law turn to float32?
+/// Might its recorded policy turn to float32?
 bool may_be_dense(const std::vector<control::Controlled>& recorded, uint32_t of) {
   if (of >= recorded.size()) return false;
   const auto control = control::parse_control(recorded[of].control);
-  return control && control->law->info.dense;
+  return control && control->policy->info.dense;
 }
 
 /// The controller of the recorded run: it reads the states that the run saved.
@@ -155,7 +155,7 @@ Result<bool> Steering::wanted(std::string_view control, std::span<const Rule> ru
   for (uint32_t c = 0; c <= rules.size(); ++c) {
     const auto parsed = control::parse_control(text_of(c, control, rules));
     if (!parsed) return parsed.error();
-    moves = moves || parsed->law->info.moves;
+    moves = moves || parsed->policy->info.moves;
   }
   return moves;
 }

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Settings that change while training runs: what laws decide, from when on it holds, and what of it
-// is part of saved state. Moves specs; what hangs on them is the session's to plan again.
+// Settings that change while training runs: what policies decide, from when on it holds, and what
+// of it is part of saved state. Moves specs; what hangs on them is the session's to plan again.
 #pragma once
 
 #include <algorithm>
@@ -24,12 +24,12 @@ namespace laconic::session {
 
 class Steering {
  public:
-  /// Does a text, the call's or a rule's, ask for a law that moves something? Refuses texts that
+  /// Does a text, the call's or a rule's, ask for a policy that moves something? Refuses texts that
   /// are none.
   static Result<bool> wanted(std::string_view control, std::span<const Rule> rules);
 
-  /// Takes all memory that it will ever need and, where a law moves something, a place in the saved
-  /// state. Reads the records that are to be replayed.
+  /// Takes all memory that it will ever need and, where a policy moves something, a place in the
+  /// saved state. Reads the records that are to be replayed.
   static Result<Steering> create(collective::Model& model, std::string_view control,
                                  std::span<const Rule> rules, feedback::Store& store);
 

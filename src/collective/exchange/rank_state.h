@@ -44,7 +44,7 @@ struct Replica {
 
 /// How the compressed parameters of a class travel in the step at hand.
 struct Way {
-  bool dense = false;  ///< as float32, which a law has turned to
+  bool dense = false;  ///< as float32, which a policy has turned to
   uint32_t parts = 0;  ///< 1/parts of their residuals goes with them; 0: nothing
 };
 

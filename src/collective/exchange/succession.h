@@ -17,7 +17,7 @@ std::optional<uint32_t> stranded(const RankState& before, const RankState& after
 /// Both are of one model, `after` as it was created; nothing is stranded. Residuals, running means
 /// and momentum stay where both have them. An owner's residual stays with a mean of the same range,
 /// and otherwise joins its own, `world` times. Codec state stays where settings differ by no more
-/// than laws move. Takes no memory.
+/// than policies move. Takes no memory.
 void hand_over(const RankState& before, const RankState& after) noexcept;
 
 }  // namespace laconic::collective

@@ -166,7 +166,7 @@ class Model {
   void move(uint32_t of, const Field& field, double value) {
     settings_[of].spec.move(field, value, options_.world);
   }
-  /// The field of a class that a law may move; null: there is none, or its value decides what
+  /// The field of a class that a policy may move; null: there is none, or its value decides what
   /// codes add up to. State at a smaller value is the beginning of that at a larger one.
   [[nodiscard]] const Field* movable(uint32_t of) const;
   /// Limits the values of a class's field that a control policy may choose; called before anything
@@ -181,7 +181,7 @@ class Model {
   [[nodiscard]] uint64_t bytes_of_class(uint32_t of) const;
   /// The same for an all-reduce of float32.
   [[nodiscard]] uint64_t dense_bytes_of_class(uint32_t of) const;
-  /// Before anything is bound: a law may turn a class to float32.
+  /// Before anything is bound: a policy may turn a class to float32.
   void open_dense(uint32_t of) noexcept { dense_ |= 1U << of; }
   [[nodiscard]] bool dense(uint32_t of) const noexcept { return (dense_ >> of & 1U) != 0; }
   [[nodiscard]] uint32_t class_of(uint32_t parameter) const { return class_of_[parameter]; }

@@ -14,7 +14,7 @@ Joining::Joining(const Model& model)
 }
 
 /// As configured: with a control, by the setting that it begins with, so that a resumed run has the
-/// same groups, wherever the law has come to.
+/// same groups, wherever the policy has come to.
 void Joining::refresh(const Model& model) {
   joins_ = !model.alone() && !model.options().caps.aggregates && !model.options().owner_turns;
   part_ = model.options().part;

@@ -75,7 +75,7 @@ TEST(Control, SchedulesLengthIsBounded) {
 }
 
 TEST(Control, EveryPolicyReadsItsOwnTexts) {
-  for (const LawTable* law : all_laws()) {
+  for (const PolicyTable* law : all_policies()) {
     EXPECT_TRUE(parse_control(law->info.form).ok()) << law->info.form;
     for (const Field& field : law->fields) {
       for (const double value : {field.min, field.max_open ? field.min : field.max}) {

@@ -432,9 +432,9 @@ const std::vector<std::string> kTexts{
     "bdp", "schedule:0=0.25,200=0.01", "fixed"};
 
 TEST(Controller, EveryPolicyHasATestText) {
-  for (const LawTable* law : all_laws()) {
+  for (const PolicyTable* law : all_policies()) {
     const bool tried = std::any_of(kTexts.begin(), kTexts.end(), [law](const std::string& text) {
-      return parse_control(text)->law == law;
+      return parse_control(text)->policy == law;
     });
     EXPECT_TRUE(tried || law->info.name == "replay") << law->info.name;
   }

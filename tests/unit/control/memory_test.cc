@@ -38,7 +38,7 @@ namespace laconic::control {
 namespace {
 
 TEST(ControlMemory, DecidingAllocatesNothing) {
-  for (const LawTable* law : all_laws()) {
+  for (const PolicyTable* law : all_policies()) {
     test::Loop loop;
     loop.control = law->info.form;
     loop.steps = 300;

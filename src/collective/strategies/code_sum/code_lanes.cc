@@ -29,7 +29,7 @@ class CodeLanes final : public UnitPart {
   [[nodiscard]] bool reserve() override {
     return UnitPart::reserve() && agreement_.reserve() && carrier_->reserve();
   }
-  /// No law moves what codes add up to: plans stay.
+  /// No policy moves what codes add up to: plans stay.
   void replan() override {}
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
     return sizeof *this + held(units_, riders_, agreement_, agreed_, *carrier_) +

@@ -50,7 +50,7 @@ class PushPull final : public Strategy, public OwnerTurn {
     phase_ = Phase::idle;
     for (uint32_t o = 0; o < state_->world(); ++o) up_.undo(o, why);
   }
-  /// No law moves its settings.
+  /// No policy moves its settings.
   [[nodiscard]] bool replan() override { return true; }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return pull_.flush(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {

@@ -64,7 +64,7 @@ bool Uncompressed::copy_gradient() {
   return true;
 }
 
-/// A flush's and a law's: each ends in its time.
+/// A flush's and a policy's: each ends in its time.
 uint32_t Uncompressed::parts_of(size_t i) const noexcept {
   const uint32_t of_law = state_->way(layout_->parameters[i]).parts;
   if (mode_ != Mode::drain) return of_law;

@@ -91,7 +91,7 @@ class Uncompressed final : public Strategy {
   Copy copy_;
   Riders riders_;
   Arena told_;          // its lanes
-  bool whole_ = false;  // laws may turn all that is compressed here to float32
+  bool whole_ = false;  // policies may turn all that is compressed here to float32
   Input input_;
   std::optional<Error> trouble_;
   Mode mode_ = Mode::plain;

@@ -11,7 +11,7 @@
 
 #include "base/concat.h"
 #include "base/field_text.h"
-#include "control/laws/bounds.h"
+#include "control/policies/bounds.h"
 
 namespace laconic::control {
 
@@ -28,7 +28,7 @@ struct Dc2 {
     double share = kShare;
     Target target = Target::start;
   };
-  static constexpr LawInfo info{
+  static constexpr PolicyInfo info{
       "dc2",
       "DC2-R, a reconstruction: halves above 1.5 of a target time, grows below 1.1",
       "dc2:target=compute",

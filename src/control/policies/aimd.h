@@ -6,7 +6,7 @@
 
 #include <array>
 
-#include "control/laws/bounds.h"
+#include "control/policies/bounds.h"
 
 namespace laconic::control {
 
@@ -17,7 +17,7 @@ struct Aimd {
     double add = 0.001;
     double cut = 0.95;
   };
-  static constexpr LawInfo info{
+  static constexpr PolicyInfo info{
       "aimd", "to compare with: adds while the smoothed network time falls, else cuts", "aimd"};
   static constexpr std::array fields{
       min_field<&Params::min>(), max_field<&Params::max>(),

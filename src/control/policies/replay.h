@@ -5,14 +5,14 @@
 #include <array>
 
 #include "base/options.h"
-#include "control/law.h"
+#include "control/policy.h"
 
 namespace laconic::control {
 
 struct Replay {
   struct Params {};
   struct State {};
-  static constexpr LawInfo info{
+  static constexpr PolicyInfo info{
       "replay", "the decisions of a record, step by step", "replay:FILE", true, false, true};
   static constexpr std::array<Field, 0> fields{};
 

@@ -3,15 +3,15 @@
 
 #include <array>
 
-#include "control/law.h"
+#include "control/policy.h"
 
 namespace laconic::control {
 
 struct Fixed {
   struct Params {};
   struct State {};
-  static constexpr LawInfo info{"fixed", "the spec's setting, whatever the network does", "fixed",
-                                false, false};
+  static constexpr PolicyInfo info{"fixed", "the spec's setting, whatever the network does",
+                                   "fixed", false, false};
   static constexpr std::array<Field, 0> fields{};
 
   static State start(const Params& /*params*/, const Range& /*range*/) { return {}; }

@@ -8,7 +8,7 @@
 #include <array>
 #include <cstddef>
 
-#include "control/laws/aimd.h"
+#include "control/policies/aimd.h"
 
 namespace laconic::control {
 
@@ -20,7 +20,7 @@ struct Bdp {
     double cut = 0.95;
     double share = 0.9;
   };
-  static constexpr LawInfo info{
+  static constexpr PolicyInfo info{
       "bdp", "to compare with: cuts above a share of bandwidth times delay, else adds", "bdp"};
   static constexpr std::array fields{
       min_field<&Params::min>(), max_field<&Params::max>(),

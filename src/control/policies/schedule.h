@@ -10,15 +10,15 @@
 #include "base/field_text.h"
 #include "base/options.h"
 #include "base/quoted.h"
-#include "control/law.h"
+#include "control/policy.h"
 
 namespace laconic::control {
 
 struct Schedule {
   struct Params {};
   struct State {};
-  static constexpr LawInfo info{"schedule", "values by step: STEP=VALUE, each from its step on",
-                                "schedule:0=0.25,200=0.01", true, false};
+  static constexpr PolicyInfo info{"schedule", "values by step: STEP=VALUE, each from its step on",
+                                   "schedule:0=0.25,200=0.01", true, false};
   static constexpr std::array<Field, 0> fields{};
   static constexpr std::size_t kPoints = 64;
 

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A law: a name, fields, a state of 8-byte words, and a step that is a pure function. It sees no
+// A policy: a name, fields, a state of 8-byte words, and a step that is a pure function. It sees no
 // clock, takes no memory and calls nothing whose last bit depends on the machine.
 #pragma once
 
@@ -23,7 +23,7 @@
 
 namespace laconic::control {
 
-struct LawTable;
+struct PolicyTable;
 
 /// Why a decision was taken, or none.
 enum class Reason : uint8_t {
@@ -49,7 +49,7 @@ struct Decision {
   double to = 0;
   bool uncompressed = false;  ///< from then on, float32 by PyTorch's own all-reduce
   Reason reason = Reason::held;
-  double slowdown = 0;  ///< r, where the law has one
+  double slowdown = 0;  ///< r, where the policy has one
   double network_s = 0;
   double target_s = 0;
   uint32_t parts = 0;  ///< on the way to uncompressed: steps in which the residuals go out
@@ -69,7 +69,7 @@ inline constexpr uint64_t kDelay = 2;
 
 /// A parsed control text.
 struct Control {
-  const LawTable* law = nullptr;
+  const PolicyTable* policy = nullptr;
   ParamBlock params{};
   std::vector<std::pair<uint64_t, double>> points;  ///< of a schedule, by step
   std::string file;                                 ///< of a replay
@@ -104,7 +104,7 @@ struct Move {
   }
 };
 
-struct LawInfo {
+struct PolicyInfo {
   std::string_view name;
   std::string_view summary;
   std::string_view form;  ///< a text to copy
@@ -113,8 +113,8 @@ struct LawInfo {
   bool dense = false;     ///< may turn to float32
 };
 
-struct LawTable {
-  LawInfo info;
+struct PolicyTable {
+  PolicyInfo info;
   std::span<const Field> fields;
   std::size_t words;  ///< of state
   void (*defaults)(void* params);
@@ -133,10 +133,10 @@ struct LawTable {
 /// Shared by most policies: bounds from their `min` and `max` fields, 0 if not given.
 Result<Range> narrowed(const Range& range, std::string_view control, double min, double max);
 
-/// Turns a law type into its table. Params and State are trivially copyable; State is made of
+/// Turns a policy type into its table. Params and State are trivially copyable; State is made of
 /// 8-byte members.
 template <class L>
-struct LawTableOf {
+struct PolicyTableOf {
   using Params = typename L::Params;
   using State = typename L::State;
   static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= sizeof(ParamBlock));
@@ -191,26 +191,26 @@ struct LawTableOf {
     }
   }
 
-  static constexpr LawTable make() {
-    LawTable made{.info = L::info,
-                  .fields = L::fields,
-                  .words = kWords,
-                  .defaults = &defaults,
-                  .read = nullptr,
-                  .write = nullptr,
-                  .check = &check,
-                  .bound = &bound,
-                  .start = &start,
-                  .step = &step,
-                  .valid = &valid,
-                  .target = &target};
+  static constexpr PolicyTable make() {
+    PolicyTable made{.info = L::info,
+                     .fields = L::fields,
+                     .words = kWords,
+                     .defaults = &defaults,
+                     .read = nullptr,
+                     .write = nullptr,
+                     .check = &check,
+                     .bound = &bound,
+                     .start = &start,
+                     .step = &step,
+                     .valid = &valid,
+                     .target = &target};
     if constexpr (requires(std::string_view t, Control & c) { L::read(t, t, c); }) {
       made.read = &L::read;
       made.write = &L::write;
     }
     return made;
   }
-  static constexpr LawTable value = make();
+  static constexpr PolicyTable value = make();
 };
 
 }  // namespace laconic::control
