@@ -70,7 +70,7 @@ void print_answer(const Options& options, const Record& record, const Recomputed
                control::decision_text(d, rule.spec, rule.range ? rule.range->name : "value"));
   });
   uint64_t steps = 0;
-  for (const RecordPart& part : record.parts) steps += part.steps.size();
+  for (const control::RecordPart& part : record.parts) steps += part.steps.size();
   if (!options.control.empty()) {
     fmt::print("{} steps, {} decisions of {} on the reports of this run\n", steps,
                done.decisions.size(), options.control);

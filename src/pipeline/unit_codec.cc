@@ -157,33 +157,6 @@ UnitEncoded UnitCodec::encode(const UnitSlot& given, const Place& place, const f
   return encoded;
 }
 
-UnitEncoded UnitCodec::take(const UnitSlot& slot, const float* gradient, float* out) const {
-  const uint64_t n = slot.unit.count;
-  if (!kernels_->any_nonzero(gradient, n)) return {Outcome::zero, 0};
-  bool reset = false;
-  if (!within_reach(slot, gradient)) {
-    reset = reset_unusable(slot, gradient);
-    if (!reset) return {Outcome::non_finite, 0};
-  }
-  for_slices(pool_, n, kSlice, [&](uint64_t begin, uint64_t end) {
-    const feedback::Memory memory = slot.memory.from(begin);
-    feedback::correct(*kernels_, memory, gradient + begin, end - begin);
-    std::copy_n(memory.values, end - begin, out + begin);
-    std::fill_n(memory.values, end - begin, 0.0F);
-  });
-  return {Outcome::payload, 0, reset};
-}
-
-void UnitCodec::give_back(const UnitSlot& slot, const float* taken, const float* gradient,
-                          Undo why) const {
-  for_slices(pool_, slot.unit.count, kSlice, [&](uint64_t begin, uint64_t end) {
-    const feedback::Memory memory = slot.memory.from(begin);
-    std::copy_n(taken + begin, end - begin, memory.values);
-    if (why == Undo::gradient_travels)
-      feedback::take_back(*kernels_, memory, gradient + begin, end - begin);
-  });
-}
-
 UnitEncoded UnitCodec::encode_round(const UnitSlot& slot, const Place& place, uint32_t round,
                                     const float* gradient, Work& work, MutBytes out) const {
   return run(slot, place, round, gradient, work, out);

@@ -82,17 +82,6 @@ class UnitCodec {
   /// and infinity: for them that is a payload. Joint memory is encoded without a gradient, too.
   UnitEncoded encode(const UnitSlot& slot, const Place& place, const float* gradient, Work& work,
                      MutBytes out, uint32_t first = 0) const;
-  /// Does a contribution of this rank to itself need no payload? Where all of a payload's error
-  /// stays in a residual, none is left: take() and give_back() are its encode and undo.
-  [[nodiscard]] bool delivers_exactly(const feedback::Memory& memory) const noexcept {
-    return memory.values != nullptr && memory.settings.kind == MemoryKind::residual &&
-           contract_.feedback == Feedback::own;
-  }
-  /// What encode would encode moves to `out`, and the residual is zero. Otherwise as encode; `out`
-  /// is written for a payload alone.
-  UnitEncoded take(const UnitSlot& slot, const float* gradient, float* out) const;
-  /// Not delivered: as undo, of what take() moved to `taken`.
-  void give_back(const UnitSlot& slot, const float* taken, const float* gradient, Undo why) const;
   /// Later rounds, after accept. Only for units whose first round gave a payload. non_finite when
   /// the merged lanes that accept was given lead to infinity or NaN: then `out` is not to be sent,
   /// and the unit is undone like any other whose exchange failed.

@@ -43,7 +43,10 @@ void Pull::take_means(WayUp& up) {
   writer_->set_flush(up.received().flush);
   up.mean_of_lanes(writer_->lanes().data());
   up.first_mean();
-  for (const uint32_t unit : own().units) up.next_mean(unit, mean_of(unit));
+  for (const uint32_t unit : own().units) {
+    up.next_mean(unit, mean_of(unit));
+    parts_.own->add_to(unit, mean_of(unit));
+  }
 }
 
 void Pull::take_means() {
@@ -178,7 +181,9 @@ void Pull::finish(WayUp& up) {
 /// Nothing came down from this owner, which has not moved its masters.
 void Pull::put_back(uint32_t owner, WayUp& up) {
   const bool lost = owners_[owner].said == Said::failed;
-  up.undo(owner, lost ? pipeline::Undo::gradient_lost : pipeline::Undo::gradient_travels);
+  const auto why = lost ? pipeline::Undo::gradient_lost : pipeline::Undo::gradient_travels;
+  up.undo(owner, why);
+  if (owner == parts_.state->rank()) parts_.own->undo(input_.gradient, why);
   if (!adopted_ || !lost) return;
   for (const uint32_t i : parts_.shares->of[owner].units) {  // the mean is there, on every rank
     const BucketUnit& u = parts_.plan->units[i];

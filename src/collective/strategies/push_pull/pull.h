@@ -20,6 +20,7 @@ struct Parts {
   RankState* state = nullptr;
   const BucketPlan* plan = nullptr;
   const Shares* shares = nullptr;
+  OwnShare* own = nullptr;
 };
 
 class Pull {

@@ -29,8 +29,8 @@ class PushPull final : public Strategy, public OwnerTurn {
         plan_(state, layout, StrategyKind::two_shot),
         shares_(state, plan_),
         own_(state, plan_),
-        up_(state, plan_, shares_, counters, &own_),
-        pull_({&state, &plan_, &shares_}) {}
+        up_(state, plan_, shares_, counters),
+        pull_({&state, &plan_, &shares_, &own_}) {}
   PushPull(const PushPull&) = delete;  // its parts point at each other
   PushPull& operator=(const PushPull&) = delete;
 
@@ -49,6 +49,7 @@ class PushPull final : public Strategy, public OwnerTurn {
     if (phase_ == Phase::idle) return;
     phase_ = Phase::idle;
     for (uint32_t o = 0; o < state_->world(); ++o) up_.undo(o, why);
+    own_.undo(input_.gradient, why);
   }
   /// No policy moves its settings.
   [[nodiscard]] bool replan() override { return true; }
@@ -96,7 +97,8 @@ void PushPull::begin(const Input& input) {
   told_.clear();
   if (input.failure != nullptr) told_.note(state_->rank(), input.bucket, *input.failure);
   const uint64_t before = counters_->non_finite_units;
-  up_.begin(input);
+  own_.begin();
+  up_.begin(input, true, &own_);
   pull_.begin(input);
   // No owner may have its turn before it knows of what any other owner gets.
   if (!told_ && (before != counters_->non_finite_units || !is_finite(false))) up_.mark_non_finite();
@@ -154,6 +156,7 @@ Next PushPull::park() {
 void PushPull::adopt(const Input& input) {
   input_ = input;
   told_.clear();
+  own_.begin();
   up_.begin(input, false);
   pull_.begin(input);
   pull_.take_means();

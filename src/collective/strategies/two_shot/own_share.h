@@ -5,7 +5,7 @@
 // and the residual of that range stays zero.
 #pragma once
 
-#include <cstring>
+#include <algorithm>
 #include <vector>
 
 #include "base/arena.h"
@@ -22,8 +22,7 @@ class OwnShare {
     uint64_t floats = 0;
     for (const BucketUnit& u : plan.units) {
       const RankPiece& piece = *u.piece;
-      const bool mine =
-          piece.owner == state.rank() && piece.codec->delivers_exactly(piece.send.memory);
+      const bool mine = piece.owner == state.rank() && keeps_residual(piece);
       offsets_.push_back(mine ? floats : kElsewhere);
       if (mine) floats += round_up(piece.send.unit.count, 16);
     }
@@ -36,11 +35,22 @@ class OwnShare {
   void begin() { std::ranges::fill(taken_, uint8_t{0}); }
   /// Is this a unit that needs no payload?
   [[nodiscard]] bool has(uint32_t unit) const { return offsets_[unit] != kElsewhere; }
+  /// What encode would encode moves out of gradient and residual; its outcomes are those of encode.
   pipeline::UnitEncoded take(uint32_t unit, const float* gradient) {
     const RankPiece& piece = *plan_->units[unit].piece;
-    const pipeline::UnitEncoded done = piece.codec->take(piece.send, gradient, values_of(unit));
-    taken_[unit] = done.outcome == pipeline::Outcome::payload ? 1 : 0;
-    return done;
+    const uint64_t n = piece.send.unit.count;
+    float* const residual = piece.send.memory.values;
+    if (!state_->kernels().any_nonzero(gradient, n)) return {pipeline::Outcome::zero, 0};
+    const bool reset = !piece.codec->keep(piece.send, gradient);
+    if (reset) {
+      if (!pipeline::scan(*piece.codec, gradient, n).all_finite)
+        return {pipeline::Outcome::non_finite, 0};
+      std::copy_n(gradient, n, residual);
+    }
+    std::copy_n(residual, n, values_of(unit));
+    std::fill_n(residual, n, 0.0F);
+    taken_[unit] = 1;
+    return {pipeline::Outcome::payload, 0, reset};
   }
   /// mean += 1/world of it
   void add_to(uint32_t unit, float* mean) {
@@ -49,15 +59,27 @@ class OwnShare {
     state_->kernels().axpy(mean, weight, values_of(unit),
                            plan_->units[unit].piece->send.unit.count);
   }
-  void undo(uint32_t unit, const float* gradient, pipeline::Undo why) {
-    if (taken_[unit] == 0) return;
-    taken_[unit] = 0;
-    const RankPiece& piece = *plan_->units[unit].piece;
-    piece.codec->give_back(piece.send, values_of(unit), gradient, why);
+  /// Nothing of it counts: as UnitCodec::undo.
+  void undo(const float* gradient, pipeline::Undo why) {
+    for (uint32_t unit = 0; unit < taken_.size(); ++unit) {
+      if (taken_[unit] == 0) continue;
+      taken_[unit] = 0;
+      const BucketUnit& u = plan_->units[unit];
+      const pipeline::UnitSlot& slot = u.piece->send;
+      std::copy_n(values_of(unit), slot.unit.count, slot.memory.values);
+      if (why == pipeline::Undo::gradient_travels)
+        pipeline::subtract_from(*u.piece->codec, slot.memory.values, gradient + u.offset,
+                                slot.unit.count);
+    }
   }
   [[nodiscard]] uint64_t held_bytes() const noexcept { return held(offsets_, taken_, values_); }
 
  private:
+  static bool keeps_residual(const RankPiece& piece) {
+    return piece.send.memory.values != nullptr &&
+           piece.send.memory.settings.kind == MemoryKind::residual &&
+           piece.codec->contract().feedback == Feedback::own;
+  }
   static constexpr uint64_t kElsewhere = ~uint64_t{0};
   [[nodiscard]] float* values_of(uint32_t unit) {
     return reinterpret_cast<float*>(values_.bytes().data()) + offsets_[unit];

@@ -9,14 +9,8 @@
 
 namespace laconic::collective {
 
-WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters,
-             OwnShare* own)
-    : state_(&state),
-      plan_(&plan),
-      shares_(&shares),
-      counters_(&counters),
-      own_(own),
-      sizes_(state.world()) {
+WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters)
+    : state_(&state), plan_(&plan), shares_(&shares), counters_(&counters), sizes_(state.world()) {
   const uint32_t world = state.world();
   for (const BucketUnit& u : plan.units) memory_.plan(u.piece->send.plan);
   sent_.resize(plan.units.size());
@@ -46,26 +40,25 @@ bool WayUp::reserve() {
          (plan_->exact || stash_.reserve(room));
 }
 
-void WayUp::begin(const Input& input, bool encodes) {
+void WayUp::begin(const Input& input, bool encodes, OwnShare* own) {
   input_ = input;
   received_ = {};
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   std::fill(here_.begin(), here_.end(), uint8_t{0});
-  if (own_ != nullptr) own_->begin();
   for (uint32_t r = 0; r < state_->world(); ++r) {
     const bool self = r == state_->rank();  // its own share never leaves this rank
     need_to_[r] = self ? 0 : capacity_[r].bytes();
     need_from_[r] = self ? 0 : capacity_[state_->rank()].bytes();
   }
   if (!encodes || input_.failure != nullptr) return;
-  for (uint32_t o = 0; o < state_->world(); ++o) encode_share(o);
+  for (uint32_t o = 0; o < state_->world(); ++o) encode_share(o, own);
 }
 
 void WayUp::mark_non_finite() {
   for (auto& writer : writers_) writer->mark_non_finite();
 }
 
-void WayUp::encode_share(uint32_t owner) {
+void WayUp::encode_share(uint32_t owner, OwnShare* own) {
   const Share& share = shares_->of[owner];
   BundleWriter& writer = writers_[owner].emplace(out(owner), share.up);
   writer.set_flush(input_.flush_request);
@@ -79,8 +72,8 @@ void WayUp::encode_share(uint32_t owner) {
   for (const uint32_t i : share.units) {
     const BucketUnit& u = plan_->units[i];
     const float* gradient = input_.gradient + u.offset;
-    if (exact(i)) {
-      put_unit(own_->take(i, gradient), writer, *counters_);
+    if (own != nullptr && own->has(i)) {
+      put_unit(own->take(i, gradient), writer, *counters_);
       continue;
     }
     Work lent = work(i);
@@ -195,15 +188,13 @@ void WayUp::next_mean(uint32_t unit, float* out) {
   const RankPiece& piece = *plan_->units[unit].piece;
   aggregate::mean_of_unit(piece.codec->spec(), piece.send.unit, state_->place(input_.step, 0),
                           slots_, terms_, lent, out);
-  if (exact(unit)) own_->add_to(unit, out);
 }
 
 void WayUp::undo(uint32_t owner, pipeline::Undo why) {
   const Place place = state_->place(input_.step, 0);
   for (const uint32_t i : shares_->of[owner].units) {
-    const BucketUnit& u = plan_->units[i];
-    if (exact(i)) own_->undo(i, input_.gradient + u.offset, why);
     if (sent_[i].empty()) continue;
+    const BucketUnit& u = plan_->units[i];
     Work lent = work(i);
     u.piece->codec->undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, lent);
     sent_[i] = {};

@@ -17,17 +17,16 @@ namespace laconic::collective {
 
 class WayUp {
  public:
-  /// `own`: of the contributions of this rank to its own means; null: they are encoded, too.
-  WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters,
-        OwnShare* own = nullptr);
+  WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters);
   /// False: no memory.
   [[nodiscard]] bool reserve();
   /// The shares have other sizes.
   void replan();
 
   /// Starts an exchange: grants capacities and, unless this rank has failed already or the gradient
-  /// goes another way, encodes.
-  void begin(const Input& input, bool encodes = true);
+  /// goes another way, encodes. `own` takes what this rank contributes to its own means; null: that
+  /// is encoded, too.
+  void begin(const Input& input, bool encodes = true, OwnShare* own = nullptr);
   /// Called before emit(): a value that this rank sends to an owner is not finite. All owners
   /// receive the mark.
   void mark_non_finite();
@@ -80,8 +79,7 @@ class WayUp {
   [[nodiscard]] MutBytes out(uint32_t owner) {
     return out_.bytes().subspan(shares_->of[owner].up_offset, shares_->of[owner].up_bound);
   }
-  void encode_share(uint32_t owner);
-  [[nodiscard]] bool exact(uint32_t unit) const { return own_ != nullptr && own_->has(unit); }
+  void encode_share(uint32_t owner, OwnShare* own);
   uint64_t seal(uint32_t owner, uint64_t granted, const Told& told);
   void receive_from(uint32_t from, Bytes bytes, Told& told);
 
@@ -89,7 +87,6 @@ class WayUp {
   const BucketPlan* plan_;
   const Shares* shares_;
   Counters* counters_;
-  OwnShare* own_;
   WorkMemory memory_;
   std::vector<Bytes> sent_;          // by unit
   std::vector<Capacity> capacity_;   // by owner: of the bundles to it, the same on all ranks
