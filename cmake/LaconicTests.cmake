@@ -198,10 +198,10 @@ endfunction()
 
 # tests/golden: *_test.cc -> test_golden, which replays the files; make_golden, which wrote them, is no test.
 function(laconic_golden_tests)
-  laconic_folder_tests(golden "laconic_pipeline;laconic_json")
+  laconic_folder_tests(golden "laconic_pipeline;laconic_aggregation_protocol;laconic_json")
   add_executable(make_golden EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/golden/make_golden.cc)
   target_include_directories(make_golden PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  target_link_libraries(make_golden PRIVATE laconic_flags laconic_pipeline laconic_json)
+  target_link_libraries(make_golden PRIVATE laconic_flags laconic_pipeline laconic_aggregation_protocol laconic_json)
 endfunction()
 
 # A recording NCCL as a library that is opened at run time, and the same with the symbols of an old version.
