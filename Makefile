@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality control aggregation-learning engines sharded fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality control aggregation-learning engines sharded hsdp fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -79,6 +79,11 @@ sharded:  ## an optimizer between push and pull against the mean of gradients in
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.engines.sharded
+
+hsdp:  ## sharded training between replicas against native HSDP into docs/results/hsdp.md (half an hour, in parts)
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python -m bench.engines.hsdp
 
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap

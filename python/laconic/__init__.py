@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
+from .api.attach import attach, handle_of, handles
 from .codec.benchmark import bench
 from .codec.codec import Codec, Frame, Residual
 from .codec.listing import codecs
 from .codec.registered import register
 from .core._lib import lib as _clib
 from .core.errors import LaconicError
-from .ddp.attach import attach, handle_of, handles
 from .ddp.checkpointable import checkpointable
 from .exchange.session import Session
 

@@ -206,7 +206,7 @@ def _rank(rank: int, folder: Path, timeout: float) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from .ddp.attach import attach
+    from .api.attach import attach
 
     torch.set_num_threads(1)
     (folder / f"{rank}.ready").touch()

@@ -9,6 +9,8 @@ os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].partition(os.pathsep)[2]  # 
 
 with contextlib.suppress(ImportError):  # there are torches without it
     import torch._dynamo  # noqa: F401
+with contextlib.suppress(ImportError):
+    import torch.distributed.fsdp  # noqa: F401
 import launches  # noqa: E402, F401
 import pytest  # noqa: E402, F401
 import torch.distributed  # noqa: E402, F401

@@ -175,16 +175,10 @@ def main(kind):
         raise ValueError("the script's own trouble")
     dist.init_process_group("gloo")
     rank, model = dist.get_rank(), network()
-    if kind in ("fully_shard", "fsdp_replicate"):
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-        if kind == "fully_shard":
-            from torch.distributed.fsdp import fully_shard
+    if kind == "fully_shard":
+        from torch.distributed.fsdp import fully_shard
 
-            model = fully_shard(model, mesh=mesh)
-        else:
-            from torch.distributed._composable.replicate_with_fsdp import replicate
-
-            model = replicate(model, mesh=mesh)
+        model = fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
         model(torch.ones(1, 80)).sum().backward()
     if kind == "fsdp":
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -436,13 +430,10 @@ def test_caught_refusal_does_not_train_uncompressed(tmp_path):
     ("alone", 2, "ran in one process, without torch.distributed"),
     ("group", 2, "no model was wrapped in DistributedDataParallel"),
     ("unused", 2, "1 of 2 DistributedDataParallel models: no forward pass through the wrapper recorded gradients"),
-    ("fully_shard", 2, "fully_shard(): this version exchanges"),
-    ("fsdp_replicate", 2, "replicate() of FSDP2: this version exchanges"),
-    ("fsdp", 2, "FullyShardedDataParallel: this version exchanges"),
+    ("fully_shard", 2, "fully_shard(): a 1-D mesh does not tell replicas apart: laconic.attach(model, spec, replicate=mesh)"),
+    ("fsdp", 2, "FullyShardedDataParallel: FSDP1 has no all-reduce between replicas"),
 ])
 def test_unattached_model_is_reported_once(tmp_path, kind, world, said):
-    if kind == "fsdp_replicate":
-        pytest.importorskip("torch.distributed._composable.replicate_with_fsdp", reason="this torch has no replicate() of FSDP2")
     outcomes = under_run(written(tmp_path, NOTHING), kind, world=world)
     assert [o.code for o in outcomes] == [0] * world, outcomes[0].err
     last = [line for line in outcomes[0].notices if "compressed: " in line]

@@ -33,7 +33,7 @@ import torch
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's own word on it
 import laconic
-import laconic.ddp.attach, laconic.ddp.hook, laconic.engines.emulate, laconic.exchange.files, laconic.run
+import laconic.api.attach, laconic.ddp.hook, laconic.engines.emulate, laconic.exchange.files, laconic.run
 
 torch.manual_seed(0)
 for dtype in (torch.float32, torch.float16, torch.bfloat16):

@@ -6,12 +6,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <random>
 
+#include "laconic/registry.h"
 #include "support/ranks.h"
+#include "support/subset.h"
 
 namespace laconic::test {
 namespace {
@@ -244,6 +248,69 @@ TEST(Driver, JoinedOrSeparateBucketsHaveSameBits) {
       EXPECT_EQ(apart[r].coalesced, 0U);
       EXPECT_EQ(joined[r].exchanges, 4U * 3) << "before the long one, it, and behind it";
       EXPECT_EQ(joined[r].coalesced, 4 * (kSizes.size() - 1));
+    }
+  }
+}
+
+const std::vector<Parameter> kShards{{"w", 30, 31}, {"b", 33, 1},  {"empty", 0, 31}, {"v", 26, 27},
+                                     {"n", 9, 1},   {"u", 75, 40}, {"s", 500, 1}};
+
+/// Shards in one bucket, behind each so many elements of padding, which no value may reach: NaN.
+Layout with_gaps(uint64_t gap) {
+  Layout layout = back_to_back(kShards, {0, 1, 2, 3, 4, 5, 6});
+  for (size_t i = 0; i < layout.offsets.size(); ++i) layout.offsets[i] += i * gap;
+  layout.elements += layout.offsets.size() * gap;
+  return layout;
+}
+
+/// Three steps of one bucket that is cut into parts; of every rank what lies in the shards.
+std::vector<Run> run_shards(const std::string& spec, StrategyKind strategy, uint64_t gap) {
+  constexpr uint32_t kWorld = 2;
+  LoopbackHub hub(kWorld, std::chrono::seconds(60), {kAllSums, false});
+  std::vector<Run> runs(kWorld);
+  on_all(kWorld, [&](uint32_t r) {
+    Options o = options_of(r, kWorld, strategy);
+    o.caps = hub.engine(r).caps();
+    o.part = 4000;
+    auto session = *Session::create(spec, kShards, o);
+    session::Driver driver(*session, hub.engine(r), std::chrono::seconds(60), nullptr);
+    const Layout layout = with_gaps(gap);
+    for (uint64_t step = 0; step < 3; ++step) {
+      std::vector<float> buffer(layout.elements, std::numeric_limits<float>::quiet_NaN());
+      for (size_t i = 0; i < kShards.size(); ++i)
+        std::ranges::copy(gradients(kWorld, kShards[i].count(), 10 * step + i)[r],
+                          buffer.begin() + static_cast<ptrdiff_t>(layout.offsets[i]));
+      ASSERT_TRUE(driver.submit({.buffer = buffer.data(), .step = step}, layout, {}));
+      const auto done = driver.finish();
+      ASSERT_TRUE(done) << done.error().message;
+      for (size_t i = 0; i < kShards.size(); ++i) {
+        const auto from = buffer.begin() + static_cast<ptrdiff_t>(layout.offsets[i]);
+        runs[r].means.emplace_back(from, from + static_cast<ptrdiff_t>(kShards[i].count()));
+      }
+    }
+    EXPECT_GT(session->stats().driver.parts, 3U);
+    EXPECT_EQ(session->stats().counters.non_finite_units, 0U);
+    for (const auto& e : session->active().store.entries())
+      runs[r].residuals.emplace_back(e.values.begin(), e.values.end());
+  });
+  return runs;
+}
+
+/// As the shards of FSDP lie in its buffers.
+TEST(Driver, LayoutsWithGapsThatAreCutIntoPartsAreExactForEveryCodec) {
+  for (const CodecTable* codec : all_codecs()) {
+    const std::string spec(codec->info.name);
+    if (!in_exchanges(spec)) continue;
+    for (const StrategyKind strategy :
+         {StrategyKind::native_sum, StrategyKind::gather_all, StrategyKind::two_shot}) {
+      const Options o = options_of(0, 2, strategy);
+      if (!collective::choose_strategy(*Spec::parse(spec), kShards, o)) continue;
+      SCOPED_TRACE(spec + " by " + std::string(strategy_name(strategy)));
+      const auto dense = run_shards(spec, strategy, 0), gaps = run_shards(spec, strategy, 7);
+      for (size_t r = 0; r < dense.size(); ++r) {
+        EXPECT_EQ(gaps[r].means, dense[r].means);
+        EXPECT_EQ(gaps[r].residuals, dense[r].residuals);
+      }
     }
   }
 }

@@ -1,2 +1,2 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel: laconic.attach, its handle and its hook."""
+"""DistributedDataParallel: its hook, and the handle of any model."""

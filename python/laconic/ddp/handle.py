@@ -55,6 +55,11 @@ class Handle:
         return self.worker.exchanges.last_error
 
     @property
+    def speaks(self) -> bool:
+        """True on the rank that logs for all ranks."""
+        return self._opened.speaks
+
+    @property
     def closed(self) -> bool:
         """True after `close`, and after the wrapper was garbage-collected."""
         return self.worker.commands.closed
@@ -176,7 +181,7 @@ class Handle:
         Every rank calls it.
         """
         self.worker.close()
-        if self.worker.session.waiting and self.rank == 0:
+        if self.worker.session.waiting and self.speaks:
             environment.say("set: training ended before all residuals were sent; nothing was changed", logging.WARNING)
         self.tell_last_changes()
 

@@ -69,7 +69,7 @@ class Opened:
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = engine.limiter or limiter_from_environment()
             options = options.read()
-            text, options = options.spec, dataclasses.replace(options, threads=self.threads, rules=names.of_rules(options.rules))
+            text, options = options.spec, dataclasses.replace(options, threads=self.threads, rules=self.rules_of(options.rules))
             servers = aggregation.of(named, strategy=options.strategy, limiter=engine.limiter)
             if servers is not None:
                 servers.open(self.world, group.seconds(self.group))
@@ -104,7 +104,19 @@ class Opened:
         """A session of this model under other names."""
         return self._make_session(self.parameters.shaped(others), record=None, control=None)
 
+    def rules_of(self, rules: list[dict]) -> list[dict]:
+        """Checked rules, as the session matches them."""
+        return names.of_rules(rules)
+
     # ---- reports --------------------------------------------------------------------------------------------------------
+
+    @property
+    def speaks(self) -> bool:
+        """True on the rank that logs for all ranks."""
+        return self.rank == 0
+
+    def ranks(self) -> str:
+        return f"{self.world} rank{'s' if self.world > 1 else ''}"
 
     def explain(self) -> dict:
         explained, stage = self.worker.explain(), self.stage
@@ -117,7 +129,7 @@ class Opened:
         e, all_raw = self.explain(), self.worker.session.all_raw
         packed = [p for p in e["parameters"] if p["codec"] != "none" or p.get("down")]
         elements = sum(p["elements"] for p in packed)
-        text = f"{dist.get_backend(self.group)}, {self.world} rank{'s' if self.world > 1 else ''}, {self.stage.told}"
+        text = f"{dist.get_backend(self.group)}, {self.ranks()}, {self.stage.told}"
         if self.world == 1:
             text = f"{e['spec']}: {ALONE}; {text}"
         elif all_raw:

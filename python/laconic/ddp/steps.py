@@ -9,7 +9,6 @@ import logging
 from ..core import environment
 from ..core.errors import LaconicError
 from ..engines.group import seconds
-from ..exchange import names
 from ..exchange.changes import Changes
 from ..exchange.delivery import in_backward
 from ..exchange.rates import Units
@@ -35,15 +34,15 @@ class Settings:
         self.engine_sums = session.layout_matters or session.all_raw
         self.all_raw = session.all_raw
         self.observes = session.reports
-        self._changes = Changes() if session.reports and self._opened.rank == 0 else None
+        self._changes = Changes() if session.reports and self._opened.speaks else None
 
     def set(self, spec, rules, control) -> bool:
         """True if the settings hold from the next step on, False if residuals have to be sent first."""
         with contextlib.suppress(LaconicError):  # every rank gets the error below
-            rules = None if rules is None else names.of_rules(given(rules))
+            rules = None if rules is None else self._opened.rules_of(given(rules))
         if self._worker.set(spec, rules, control):
             return self._taken()
-        if self._opened.rank == 0:
+        if self._opened.speaks:
             environment.say(f"set: residuals go out first, over {self._worker.session.flush_steps_left()} steps or more")
         return False
 
@@ -52,14 +51,14 @@ class Settings:
         try:
             return self._worker.session.waiting and self._worker.set_what_waits() and self._taken()
         except LaconicError as error:
-            if self._opened.rank == 0 and self._worker.broken is None:  # else the exchange has the message
+            if self._opened.speaks and self._worker.broken is None:  # else the exchange has the message
                 environment.say(f"set: {error}; training goes on by {self._opened.describe()}", logging.WARNING)
             return False
 
     def _taken(self) -> bool:
         self._read()
         self.since = self._worker.step
-        if self._opened.rank == 0:
+        if self._opened.speaks:
             environment.say(f"set from step {self.since} on: {self._opened.describe()}")
         return True
 

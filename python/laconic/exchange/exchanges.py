@@ -24,13 +24,14 @@ _span = torch._C._profiler._RecordFunctionFast  # noqa: SLF001
 
 
 class Job:
-    """One buffer on its way through the worker. `ended`: its future is set by another thread than the worker's."""
+    """One buffer on its way through the worker. `ended`: its future is set by another thread than the worker's. `failure`: why there are no
+    gradients in it."""
 
-    __slots__ = ("ended", "error", "future", "index", "layout", "parts", "rates", "scale", "stage", "step", "submitted", "ticket")
+    __slots__ = ("ended", "error", "failure", "future", "index", "layout", "parts", "rates", "scale", "stage", "step", "submitted", "ticket")
 
-    def __init__(self, layout, stage, ticket, step, index, scale, rates, ended):
+    def __init__(self, layout, stage, ticket, step, index, scale, rates, ended, failure=None):
         self.layout, self.stage, self.ticket, self.step = layout, stage, ticket, step
-        self.index, self.scale, self.rates = index, scale, rates
+        self.index, self.scale, self.rates, self.failure = index, scale, rates, failure
         self.parts, self.error = 0, None  #: exchanges that have ended, and the first failure of one
         self.future = torch.futures.Future(devices=stage.devices)
         self.ended: threading.Event | None = ended
@@ -104,7 +105,7 @@ class Exchanges:
         except RuntimeError as error:
             return 0, copy_failed(error, f"from {self._stage.device} to the host")
         self._residuals.follow(scale, job.rates)
-        return address, None
+        return (address if job.failure is None else 0), job.failure
 
     def drain(self) -> None:
         """Ends what was served, and not the step."""

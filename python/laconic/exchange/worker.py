@@ -76,7 +76,7 @@ class Worker:
     # ---- the thread that trains -----------------------------------------------------------------------------------------
 
     def submit(self, layout: Layout, buffer: torch.Tensor | list, *, index: int = 0, scale=1.0, rates: dict | None = None,
-               at_end: EndOfBackward | None = None, coalesce: bool = False, whole: bool = False):
+               at_end: EndOfBackward | None = None, coalesce: bool = False, whole: bool = False, failure: LaconicError | None = None):
         """Queues a flat buffer on the stage's device; returns a torch future of it. Never waits for the device.
 
         `buffer`: a tensor, or [(first element, tensor), …], pieces that fill it. `scale`: the scale of its gradients (AMP), or an
@@ -84,11 +84,12 @@ class Worker:
         is the buffer (with pieces, the first), which then holds the mean, or the LaconicError that prevented it: see `result`. The
         worker's thread, or `at_end`, sets it. `coalesce`: a short buffer may wait for others of its step, up to `drain` or
         `next_step`, and share their exchange: its future must not be waited for before that. `whole`: it is not cut.
+        `failure`: why this rank has no gradients; every rank reports it.
         """
         self.commands.check_open()
         ticket = self.stage.fetch(layout, buffer if isinstance(buffer, list) else [(0, buffer)])
         layout.dtype = DTYPES[ticket.value.dtype]
-        job = Job(layout, self.stage, ticket, self.step, index, scale, rates, None if at_end is None else threading.Event())
+        job = Job(layout, self.stage, ticket, self.step, index, scale, rates, None if at_end is None else threading.Event(), failure)
         self.counters.submitted()
         future = job.seen_future()
         self._step_has_jobs = True

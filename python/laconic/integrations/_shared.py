@@ -9,10 +9,10 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ..api.attach import attach as attach_model
+from ..api.attach import handle_of, sharded_in
 from ..core import environment
 from ..core.errors import LaconicError
-from ..ddp.attach import attach as attach_wrapper
-from ..ddp.attach import handle_of
 from ..ddp.handle import PassThrough
 from ..engines.group import listed
 from ..exchange import files
@@ -44,18 +44,22 @@ def attach(model, spec: str | None, options: dict, ours, why: str):
     handle = handle_of(model)
     if handle is None:
         try:
-            return attach_wrapper(model, spec, **options)  # in any case: the other ranks must learn that this one has no wrapper
+            handle = attach_model(model, spec, **options)  # in any case: the other ranks must learn that this one has no wrapper
+            if hasattr(handle, "shards"):
+                say_once("states of sharded models are not saved with checkpoints: laconic.checkpointable(callback.handle) is for "
+                         "torch.distributed.checkpoint")
+            return handle
         except LaconicError as error:
             if error.name != "unsupported" or wrapped:
                 raise
-            return say_once(f"nothing is compressed: {why}")
+            return say_once(f"nothing is compressed: {error if sharded_in(model) is not None else why}")
     if handle is not ours and spec is not None and spec != handle.spec and not isinstance(handle, PassThrough):
         say_once(f"this model is already attached with {handle.spec}; {spec} of LaconicCallback is not used")
     return handle
 
 
 def keeps_state(handle) -> bool:
-    return handle is not None and not isinstance(handle, PassThrough)
+    return handle is not None and not isinstance(handle, PassThrough) and not hasattr(handle, "shards")
 
 
 def content_of(handle) -> dict:

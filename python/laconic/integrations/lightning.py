@@ -35,7 +35,7 @@ def state_file(checkpoint, rank: int) -> Path:
 
 
 class LaconicCallback(_base()):
-    """Compresses the gradient exchange of a Trainer whose strategy is DDP.
+    """Compresses the gradient exchange of a Trainer whose strategy is DDP, or that between the replicas of FSDP2.
 
     Saves every rank's state in the folder `<checkpoint>.laconic` next to each checkpoint, removes it with the checkpoint, and restores it
     when training resumes from there: the resumed run equals an uninterrupted one bit for bit. All ranks load or none does; rank 0
@@ -60,7 +60,7 @@ class LaconicCallback(_base()):
         wrapper = getattr(strategy.model, "_orig_mod", strategy.model)  # torch.compile
         last, self._last = self._last, None
         options = {"scaler": getattr(trainer.precision_plugin, "scaler", None), **self.options}
-        why = f"this version exchanges gradients of DDP alone, and the strategy is a {type(strategy).__name__}"
+        why = f"this version exchanges gradients of DDP and of FSDP2, and the strategy is a {type(strategy).__name__}"
         self.handle = _shared.attach(wrapper, self.spec, options, self.handle, why)
         if not _shared.keeps_state(self.handle):
             return

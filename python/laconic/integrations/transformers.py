@@ -13,6 +13,7 @@ from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
+from ..api.attach import sharded_in
 from ..ddp.hook import other_hook
 from . import _shared
 
@@ -23,7 +24,7 @@ def state_file(folder, rank: int) -> Path:
 
 
 class LaconicCallback(TrainerCallback):
-    """Compresses the gradient exchange of a Trainer that trains with DistributedDataParallel.
+    """Compresses the gradient exchange of a Trainer that trains with DistributedDataParallel, or that between the replicas of its FSDP2.
 
     Saves every rank's state in each checkpoint folder and restores it when training resumes from there: the resumed run equals an
     uninterrupted one bit for bit. All ranks load or none does; rank 0 then logs why residuals start at zero.
@@ -70,7 +71,7 @@ class LaconicCallback(TrainerCallback):
 
     def _wrapper_of(self, model):
         """The Trainer's wrapper of the model, which it shows to no callback."""
-        if isinstance(model, DistributedDataParallel):
+        if isinstance(model, DistributedDataParallel) or sharded_in(model) is not None:
             return model
         found = _wrappers(model)
         if len(found) > 1:
@@ -107,7 +108,7 @@ def _why(args, model) -> str:
     if getattr(args, "deepspeed", None):
         return "DeepSpeed exchanges the gradients of this Trainer itself"
     if getattr(args, "fsdp", None):
-        return "this Trainer trains with FSDP, whose sharded gradients this version does not exchange"
+        return "this Trainer trains with FSDP1, which has no all-reduce between replicas to replace; its FSDP2 has"
     held = len(_wrappers(model))
     if held > 1:
         return (f"{held} DistributedDataParallel wrappers hold this model and the Trainer does not say which one it uses; "

@@ -71,7 +71,7 @@ class Model:
         handle = self.handle
         if handle is None:
             return self._last_stats
-        return handle.stats() if self.summary and handle.rank == 0 else None
+        return handle.stats() if self.summary and handle.speaks else None
 
 
 class Process:
@@ -84,7 +84,7 @@ class Process:
         self.scalers: weakref.WeakSet = weakref.WeakSet()  # torch's GradScalers
         self.constructed = 0  # wrappers that were made here
         self.trained = 0  # wrappers that came to a forward pass with gradients; copies of the former may be among them
-        self.sharded: set[str] = set()
+        self.sharded: dict[str, str] = {}  # what has taken models, and why laconic has not
         self.models: list[Model] = []
         self.summed_up = self.over = False
         self.ends = False  # `finish` will be called
@@ -183,7 +183,10 @@ def imported(module) -> None:
     elif name == "torch.distributed.fsdp.fully_sharded_data_parallel":
         _wrap(module.FullyShardedDataParallel, "__init__", after=_note_sharded)
     else:
+        from torch._compile import _disable_dynamo
+
         _wrap(module.FSDPState, "__init__", after=_note_sharded)
+        _wrap(module.FSDPState, "_pre_forward", before=_disable_dynamo(_before_sharded_forward))
 
 
 def _wrap(owner, name: str, *, before=None, after=None) -> None:
@@ -243,13 +246,15 @@ def _scaler(group):
 
 
 def _note_sharded(state) -> None:
-    kind = type(state)
-    if "FullyShardedDataParallel" in [base.__name__ for base in kind.__mro__]:
-        name = "FullyShardedDataParallel"
+    if "FullyShardedDataParallel" in [base.__name__ for base in type(state).__mro__]:
+        _process.sharded["FullyShardedDataParallel"] = "FSDP1 has no all-reduce between replicas to replace; fully_shard() on a 2-D mesh has"
     else:
-        name = "replicate() of FSDP2" if "replicate" in kind.__module__ else "fully_shard()"
-    _process.sharded.add(name)
+        _process.sharded.setdefault(_taker(state), "no forward pass recorded gradients")
     _end_with_a_word()
+
+
+def _taker(state) -> str:
+    return "replicate() of FSDP2" if "replicate" in type(state).__module__ else "fully_shard()"
 
 
 # ---- attaching ---------------------------------------------------------------------------------------------------------
@@ -266,6 +271,40 @@ def _before_forward(wrapper) -> None:
         model.keeper.before_forward()
 
 
+def _before_sharded_forward(state) -> None:
+    import torch
+
+    from ..fsdp.layout import root_of
+
+    model = root_of(state)
+    if model is None or not torch.is_grad_enabled() or model in _models:
+        return
+    _models[model] = Model(model)
+    _process.sharded[_taker(state)] = _first_sharded_forward(_models[model], model)
+
+
+def _first_sharded_forward(model: Model, module) -> str:
+    """Why it is not compressed; empty: it is."""
+    import torch.distributed as dist
+
+    from ..api.attach import handle_of
+    from ..fsdp.layout import units_of
+
+    units, options, world = units_of(module), _options(), dist.group.WORLD
+    hooks = [unit.other_hook for unit in units if unit.other_hook is not None]
+    if hooks or handle_of(module) is not None:
+        ours = not hooks or isinstance(getattr(hooks[0], "__self__", None), type(units[0]))
+        _warn_on_first(world, "the script attaches laconic itself; standing aside" if ours else
+                       "the script has an all-reduce hook of its own; standing aside")
+        return ""
+    if all(unit.native is None for unit in units):
+        return "a 1-D mesh does not tell replicas apart: laconic.attach(model, spec, replicate=mesh) in the script does"
+    if options.state:
+        _warn_on_first(world, "--state keeps nothing of sharded models: save laconic.checkpointable(laconic.handle_of(model)) in the script")
+    _attach(model, module, options, world)
+    return ""
+
+
 def _first_forward(wrapper) -> None:
     from ..ddp.hook import other_hook
 
@@ -275,18 +314,18 @@ def _first_forward(wrapper) -> None:
         _stand_aside(wrapper, hook)
     else:  # a script that catches the error and tries again gets it again
         keeps_state = _all_keep_state(wrapper.process_group, options) and not environment.disabled()
-        _attach(model, wrapper, options)
+        _attach(model, wrapper, options, wrapper.process_group)
     _models[wrapper] = model
     _process.trained += 1
     if keeps_state:
         _resume(model, options)
 
 
-def _attach(model: Model, wrapper, options) -> None:
-    from ..ddp.attach import attach
+def _attach(model: Model, wrapper, options, group) -> None:
+    from ..api.attach import attach
 
     handle = attach(wrapper, options.spec, seed=options.seed, strategy=options.strategy, down=options.down,
-                    small_elements=options.small_elements, threads=options.threads, warmup=options.warmup, scaler=_scaler(wrapper.process_group),
+                    small_elements=options.small_elements, threads=options.threads, warmup=options.warmup, scaler=_scaler(group),
                     rules=options.rules, control=options.control, record=_next_record(options), aggregator=options.aggregator,
                     token=options.token, quorum=options.quorum, deadline_ms=options.deadline_ms, auth=options.auth, multicast=options.multicast)
     model.attached(handle, options.summary)
@@ -400,16 +439,14 @@ def _not_attached(ended: str) -> str | None:
     if process.rank:
         return None
     reasons = []
-    if process.sharded:
-        reasons.append(f"{' and '.join(sorted(process.sharded))}: this version exchanges the gradients of "
-                       "DistributedDataParallel alone")
+    reasons += [f"{taker}: {why}" for taker, why in sorted(process.sharded.items()) if why]
     idle = process.constructed - process.trained
     if idle > 0:
         reasons.append(f"{idle} of {process.constructed} DistributedDataParallel models: no forward pass through the wrapper "
                        "recorded gradients")
     if reasons:
         return "not compressed: " + "; ".join(reasons)
-    if not process.constructed and not process.trained:
+    if not process.constructed and not process.trained and not process.sharded:
         return "nothing was compressed: no model was wrapped in DistributedDataParallel"
     return None
 

@@ -13,7 +13,7 @@ from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.aggregation import ServerOptions
 from ..exchange.csession import Options
-from .handle import PassThrough
+from ..ddp.handle import PassThrough
 
 #: wrapper → its handle, in the order of attach
 _attached: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -53,14 +53,15 @@ def _wrapper_in(module):
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
            down: str | None = None, threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20,
            aggregator: str | None = None, token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", multicast: bool = False,
-           rules=None, control: str | None = None, record: str | os.PathLike | None = None, quiet: bool = False, **options):
-    """Compresses the gradient exchange of a DistributedDataParallel model. Returns its Handle.
+           rules=None, control: str | None = None, record: str | os.PathLike | None = None, quiet: bool = False, replicate=None, reduce: str | None = None,
+           sync_parameters: bool = False, **options):
+    """Compresses the gradient exchange of a DistributedDataParallel model, or between replicas of a sharded model. Returns its Handle.
 
     Collective: every rank calls it with the same arguments, right after wrapping the model.
 
     Args:
-        obj: a torch.nn.parallel.DistributedDataParallel wrapper, or a module that contains one (torch.compile, Fabric). Gradients on an
-            accelerator are exchanged through host memory and Gloo, whatever the group's backend is.
+        obj: a torch.nn.parallel.DistributedDataParallel wrapper, or a module that contains one (torch.compile, Fabric); or a model after
+            fully_shard() or replicate(), before its first step (docs/guide/fsdp.md). Gradients on an accelerator are exchanged through host memory and Gloo, whatever the group's backend is.
         spec: codec and settings, such as "3lc:s=1.5" or "topk:ratio=0.01" (`laconic list`). Default: LACONIC_SPEC.
         seed: seed for all random streams; must be the same on every rank.
         small_elements: parameters of at most this many elements are sent uncompressed.
@@ -91,6 +92,10 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         record: file in which rank 0 records reports and decisions of every step; set it on every rank or on none. `laconic replay` reads
             it, and control="replay:FILE" repeats its decisions. Default: LACONIC_RECORD.
         quiet: do not log what was attached.
+        replicate: for a model that is sharded over a 1-D mesh: the ranks that hold the same shards, a DeviceMesh of one dimension or a
+            ProcessGroup.
+        reduce: for a sharded model: "mean" or "sum" over the replicas. Default: the mean; the sum after set_gradient_divide_factor, as FSDP.
+        sync_parameters: for a sharded model: take replica 0's parameters. Default: different parameters are an error.
         options: settings of the codec, as in `attach(ddp, "topk", ratio=0.01)`.
 
     Raises:
@@ -101,8 +106,18 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     disabled = environment.disabled()
     if disabled and "torch" not in sys.modules:
         return PassThrough()
+    asked = Options(spec=spec if spec is not None else os.environ.get("LACONIC_SPEC", ""), keys=options, seed=seed, small_elements=small_elements, strategy=strategy,
+                    down=down, threads=threads, window=window, part=part, rules=rules, control=control, record=record)
+    if (model := sharded_in(obj)) is not None:
+        from ..fsdp.attach import attach as attach_sharded
+
+        return _announced(model, attach_sharded(model, asked, disabled=disabled, replicate=replicate, reduce=reduce, sync_parameters=sync_parameters,
+                                                aggregator=aggregator, scaler=scaler, warmup=warmup), quiet)
     wrapper, group, refusal = _look_at(obj)
     stage = None
+    if refusal is None and (replicate is not None or reduce is not None or sync_parameters):
+        refusal = errors.error("invalid_argument", "replicate=, reduce= and sync_parameters= are for sharded models",
+                               "leave them out: DistributedDataParallel averages over its own group, and sends rank 0's parameters when it is made")
     if refusal is None and not disabled:
         stage, refusal = _stage_of(wrapper)
     if disabled and group is None:
@@ -113,22 +128,39 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     if disabled:
         _attached[wrapper] = PassThrough()
         return _attached[wrapper]
-    from ..engines.group import speaks_for_node
-    from . import hook
+    from ..ddp import hook
 
-    if speaks_for_node():
-        environment.report_unknown()
-    chosen = spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
-    asked = Options(spec=chosen, keys=options, seed=seed, small_elements=small_elements, strategy=strategy, down=down, threads=threads, window=window,
-                    part=part, rules=rules, control=control, record=record)
     named = ServerOptions(aggregator=aggregator, token=token, quorum=quorum, deadline_ms=deadline_ms, auth=auth, multicast=multicast)
     handle = hook.attach(wrapper, meeting, stage, asked, named, scaler=scaler, warmup=warmup)
-    _attached[wrapper] = handle
-    if handle.rank == 0 and not quiet:
-        environment.say(handle.describe())
-        if moving := hook.moving_padding(handle, wrapper.module):
-            environment.say(moving, logging.WARNING)
+    _announced(wrapper, handle, quiet)
+    if handle.rank == 0 and not quiet and (moving := hook.moving_padding(handle, wrapper.module)):
+        environment.say(moving, logging.WARNING)
     return handle
+
+
+def _announced(model, handle, quiet: bool):
+    """The handle, which `handles` and `handle_of` know; None: LACONIC_DISABLE=1."""
+    from ..engines.group import speaks_for_node
+
+    _attached[model] = handle = handle or PassThrough()
+    if isinstance(handle, PassThrough):
+        return handle
+    if speaks_for_node():
+        environment.report_unknown()
+    if handle.speaks and not quiet:
+        environment.say(handle.describe())
+    return handle
+
+
+def sharded_in(obj):
+    """A model of FSDP2 that holds no DDP wrapper, or the one that torch.compile has; None: it is none."""
+    from torch.nn import Module
+
+    model = getattr(obj, "_orig_mod", obj)
+    if not isinstance(model, Module) or _wrapper_in(model) is not None:
+        return None
+    taken = any(base.__name__ == "FSDPModule" for module in model.modules() for base in type(module).__mro__)
+    return model if taken else None
 
 
 def _look_at(obj):
@@ -145,7 +177,7 @@ def _look_at(obj):
 def _stage_of(wrapper):
     """How its gradients get to host memory, or why they cannot."""
     from ..exchange.staging import stage_for
-    from .hook import sorted_out
+    from ..ddp.hook import sorted_out
 
     try:
         ours, foreign = sorted_out(wrapper)
@@ -159,8 +191,8 @@ def _instead(obj) -> str:
     from torch.nn import Module
     from torch.nn.parallel import DistributedDataParallel
 
-    if any(word in base.__name__ for base in type(obj).__mro__ for word in ("FSDP", "FullyShardedDataParallel", "ReplicateModule")):
-        return "this version exchanges the gradients of DistributedDataParallel alone: sharded ones travel uncompressed"
+    if any("FullyShardedDataParallel" in base.__name__ for base in type(obj).__mro__):
+        return "FSDP1 has no all-reduce between replicas to replace: use fully_shard() (FSDP2) on a 2-D mesh"
     wrappers = sum(isinstance(m, DistributedDataParallel) for m in obj.modules()) if isinstance(obj, Module) else 0
     if wrappers:
         return f"it holds {wrappers} DistributedDataParallel wrappers: attach to each of them"

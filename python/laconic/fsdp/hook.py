@@ -1,0 +1,321 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""FSDP2: the all-reduce hook of a model's parameter groups, and the end of a backward() in which it ran."""
+
+from __future__ import annotations
+
+import collections
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from ..core import errors
+from ..core.errors import LaconicError
+from ..ddp import reports
+from ..ddp.opening import Opened
+from ..ddp.steps import Settings, Steps
+from ..exchange.csession import Layout
+from ..exchange.worker import DTYPES
+from .landing import Landing
+from .layout import Unit, backward_running
+from .replicas import Shards
+
+OUTSIDE = "no backward() runs"
+_NO_LAYOUT = Layout((), (), 0)
+
+
+class End:
+    """What torch calls at the end of a backward(), and alone holds: when it has gone and was not called, that backward() has failed halfway."""
+
+    def __init__(self, end):
+        self._end, self._last = end, False
+        torch.autograd.Variable._execution_engine.queue_callback(self)  # noqa: SLF001
+
+    def __call__(self) -> None:
+        if self._last:
+            self._end()
+            return
+        self._last = True  # behind what others have queued meanwhile, FSDP's own ends of backward() among them
+        torch.autograd.Variable._execution_engine.queue_callback(self)  # noqa: SLF001
+
+
+class Backward:
+    """What is under way in one. `outside`: it is finalized by hand, when torch has none under way."""
+
+    def __init__(self, end):
+        self.outside = backward_running() < 0
+        self._end = None if self.outside else weakref.ref(End(end))
+        self.exchanges = False  #: it is a step
+        self.units: list[int] = []  #: in the order in which they came
+        self.waits: list = []  #: calls that return when a mean is there, or give why it did not come
+        self.landings: list[Landing] = []
+        self.zeroed: list = []  #: parameters that have zeros for a gradient which is still to come
+        self.failure: LaconicError | None = None
+
+    @property
+    def broken_off(self) -> bool:
+        return backward_running() >= 0 if self.outside else self._end() is None
+
+    def fail(self, error: LaconicError | None) -> None:
+        """Held back to the end."""
+        self.failure = self.failure or error
+
+
+class Sums:
+    """The all-reduce of the replicas' own group, in which no worker takes part, but that it counts them and hears of a failure."""
+
+    def __init__(self, opened: Opened):
+        self._group, self._world, self._worker = opened.group, opened.world, opened.worker
+
+    def begin(self, layout, buffer: torch.Tensor, mean: bool, shards: int, observed: bool):
+        """The call that waits for it. The operations are those of FSDP's own all-reduce: of 16-bit floats that could overflow, a part of the
+        division comes before the sum. `shards`: what they were divided by already."""
+        worker, step, issued = self._worker, self._worker.step, time.perf_counter()
+        averages = mean and buffer.dtype in (torch.float32, torch.bfloat16)
+        after = 1.0
+        if mean and not averages:
+            before = _before_sum(shards * self._world) / _before_sum(shards)
+            after = self._world / before
+            if before != 1:
+                buffer.div_(before)
+        worker.counters.summed_elsewhere(buffer.numel(), max(4, buffer.element_size()) * buffer.numel(), buffer.numel() * buffer.element_size())
+        try:
+            work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM, group=self._group, async_op=True)
+        except RuntimeError as error:
+            failed = worker.exchanges.sum_failed(error, layout, step)
+            return lambda: failed
+
+        def wait() -> LaconicError | None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                return worker.exchanges.sum_failed(error, layout, step)
+            if after != 1:
+                buffer.div_(after)
+            if observed:
+                worker.session.summed(issued, time.perf_counter())
+            return None
+
+        return wait
+
+
+def _before_sum(factor: int) -> int:
+    """What FSDP divides by before a sum of so many, the power of two next to the root."""
+    divisor = 1
+    while factor % divisor == 0 and factor / divisor > divisor:
+        divisor *= 2
+    return divisor
+
+
+class Hook:
+    """Of a model: takes the reduced shards of its parameter groups, each the worker's, or a sum of the replicas' own group.
+
+    A mean is waited for at the end of backward(), or where FSDP does something with it at once, in the hook. What fails is raised at the
+    end of backward(), on all ranks.
+    """
+
+    def __init__(self, units: list[Unit], shards: Shards, reduce: str | None, reset, opened: Opened, settings: Settings, steps: Steps):
+        """`reset()`: FSDP's own, after a failure."""
+        self.units, self.shards, self._reduce, self._reset_fsdp = units, shards, reduce, reset
+        self._opened, self._worker, self._settings, self._steps = opened, opened.worker, settings, steps
+        self._sums = Sums(opened)
+        self._backward: Backward | None = None
+        self._kept: dict[int, torch.Tensor] = {}  # of a unit: what earlier micro-batches have brought
+        self._direct = True  # all exchanges of the last step were sums of the replicas' group
+        self._tells = False  # an exchange of this step that the group would sum carries the ranks' reports
+        self.overlapped, self.inline = 0, collections.Counter()
+
+    # ---- in backward ------------------------------------------------------------------------------------------------------------
+
+    def reduce(self, unit: Unit, buffer: torch.Tensor) -> None:
+        """Called by FSDP with a group's gradients, reduced over its shards, in place of which the mean over the replicas will be."""
+        self._worker.commands.check_open()
+        backward = self._under_way()
+        if not unit.sums_now:
+            self._keep(unit, buffer, backward)
+            return
+        kept = self._kept.pop(unit.number, None)
+        if kept is not None:
+            buffer += kept
+        if not backward.exchanges:
+            backward.exchanges = True
+            self._begin_step()
+        backward.units.append(unit.number)
+        if self._opened.world > 1:
+            self._exchange(unit, buffer, backward)
+
+    def _under_way(self) -> Backward:
+        if self._backward is not None and self._backward.broken_off:
+            self._abandon()
+        if self._backward is None:
+            self._backward = Backward(self.end)
+        return self._backward
+
+    def _abandon(self) -> None:
+        """An earlier backward() has failed halfway. What it has submitted goes out; what it has kept is lost with it."""
+        backward, self._backward = self._backward, None
+        self._kept.clear()
+        if backward.exchanges:
+            self._end_step(backward)
+
+    def _keep(self, unit: Unit, buffer: torch.Tensor, backward: Backward) -> None:
+        """As FSDP's own all-reduce: the shard waits for the next micro-batch, and the gradients stay what they were."""
+        kept = self._kept.get(unit.number)
+        if kept is None:
+            self._kept[unit.number] = buffer.clone()
+        else:
+            kept += buffer
+        buffer.zero_()
+        backward.zeroed += [p for p in (parameter.sharded_param for parameter in unit.present()) if p.grad is None]
+
+    def _begin_step(self) -> None:
+        if self._steps.begin():
+            self.take_settings()
+        step = self._worker.step
+        self._tells = self._settings.observes and step >= self._opened.warmup and reports.due(step - self._settings.since) and self._direct
+        self._direct = True
+
+    def _exchange(self, unit: Unit, buffer: torch.Tensor, backward: Backward) -> None:
+        why = OUTSIDE if backward.outside else unit.inline(buffer)
+        layout, failure = _NO_LAYOUT, None
+        if buffer.dtype in DTYPES:
+            try:
+                key, layout = unit.layout(buffer.numel(), self._is_direct)
+                if key not in unit.checked:
+                    backward.landings.append(Landing(unit, key, layout, buffer))
+            except LaconicError as error:
+                failure, layout = error, unit.any_layout()
+                backward.fail(error)
+            if layout is None or not layout.parameters:  # no replica of this shard has a row
+                return
+        wait = self._begin(unit, layout, buffer, failure, inline=bool(why))
+        if not why:
+            self.overlapped += 1
+            backward.waits.append(wait)
+            return
+        self.inline[why] += 1
+        error = wait()
+        if error is not None:  # what fails is in the residuals: nobody is to take it for a mean
+            buffer.zero_()
+        backward.fail(error)
+
+    def _begin(self, unit: Unit, layout, buffer: torch.Tensor, failure: LaconicError | None, inline: bool):
+        """The call that waits for the mean."""
+        worker, settings = self._worker, self._settings
+        mean = not unit.divides if self._reduce is None else self._reduce == "mean"
+        plain = layout.direct or worker.step < self._opened.warmup or buffer.dtype not in DTYPES
+        tells, self._tells = self._tells and plain, False
+        self._direct = self._direct and plain
+        if worker.broken is not None:
+            return lambda: worker.broken
+        if failure is not None:
+            buffer = torch.zeros(layout.elements, dtype=buffer.dtype, device=buffer.device)
+        if plain and not tells:
+            return self._sums.begin(layout, buffer, mean, unit.shards, settings.observes)
+        if not mean:
+            buffer.mul_(self._opened.world)
+        units = self._steps.units
+        future = worker.submit(layout, buffer, index=unit.number, scale=units.scale, rates=units.rates, coalesce=not inline, failure=failure)
+        if inline:
+            worker.drain()
+
+        def wait() -> LaconicError | None:
+            value = future.wait()
+            return value if isinstance(value, LaconicError) else None
+
+        return wait
+
+    def _is_direct(self, indices) -> bool:
+        return self._settings.engine_sums and self._settings.raw.issuperset(indices)
+
+    # ---- the end of backward ----------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Behind FSDP's own end of backward(). Raises what has failed on any rank of this replica, or of this rank's replicas."""
+        backward, self._backward = self._backward, None
+        if backward is None:  # given up meanwhile
+            return
+        for p in backward.zeroed:
+            p.grad = None
+        if not backward.exchanges:
+            return
+        self._end_step(backward)
+        failure = backward.failure
+        if backward.landings and self._opened.world > 1:
+            failure = self._landed(backward, failure)
+        failure = self.shards.agree(failure)
+        if failure is not None:
+            self._reset()
+            raise failure
+
+    def end_outside(self) -> None:
+        """The end of a call that finalizes backward() by hand."""
+        if self._backward is not None and self._backward.outside:
+            self.end()
+
+    def _end_step(self, backward: Backward) -> None:
+        try:
+            self._worker.next_step()
+            for wait in backward.waits:
+                backward.fail(wait())
+            if backward.failure is not None:
+                backward.failure = self._with_order(backward)
+        finally:
+            self._steps.end()
+
+    def _landed(self, backward: Backward, failure: LaconicError | None) -> LaconicError | None:
+        """In steps that have layouts which no step has had before: whether every rank's gradients are where they were taken to be."""
+        if self._worker.broken is not None:
+            return failure
+        wrong = next((name for landing in backward.landings for name in [landing.wrong()] if name), "") if failure is None else ""
+        try:
+            said = self._worker.gather_texts(wrong)
+        except LaconicError as error:
+            return failure or error
+        rank = next((r for r, name in enumerate(said) if name), None)
+        if rank is not None and failure is None:
+            place = dist.get_process_group_ranks(self._opened.group)[rank]
+            return errors.error("unsupported", f"rank {place}: the gradient of {said[rank]} is not where FSDP of torch {torch.__version__} was taken "
+                                "to put it: nothing of this step may be used", "train without laconic, and please report it")
+        for landing in backward.landings if failure is None else ():
+            landing.passed()
+        return failure
+
+    def _with_order(self, backward: Backward) -> LaconicError:
+        """Replicas that run modules in another order exchange other bundles than they expect: which modules, is said here."""
+        failure = backward.failure
+        if self._worker.broken is not None or failure.name not in ("ranks_disagree", "exchange_order", "frame_count", "peer_failed"):
+            return failure
+        try:
+            said = self._worker.gather_texts(",".join(map(str, backward.units)))
+        except LaconicError:
+            return failure
+        orders = [[int(number) for number in text.rpartition(",")[0].split(",") if number] if len(text) >= 499 else
+                  [int(number) for number in text.split(",") if number] for text in said]
+        ranks = dist.get_process_group_ranks(self._opened.group)
+        for rank, order in enumerate(orders):
+            at = next((i for i, (a, b) in enumerate(zip(orders[0], order)) if a != b), None)
+            if at is not None:
+                a, b = (self.units[some[at]].module for some in (orders[0], order))
+                return errors.error("ranks_disagree", f"replicas ran modules in another order: rank {ranks[0]} reduced {a} where rank {ranks[rank]} "
+                                    f"reduced {b}", "every replica runs the same modules in the same order")
+        return failure
+
+    def _reset(self) -> None:
+        """FSDP can begin the next forward."""
+        self._kept.clear()
+        for unit in self.units:
+            unit.drop_gradients()
+        self._reset_fsdp()
+
+    # ---- what the handle asks ---------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._worker.commands.closed
+
+    def take_settings(self) -> None:
+        for unit in self.units:
+            unit.layouts.clear()
+

@@ -1,0 +1,138 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The ranks that hold the same shard, which exchange gradients, and the other ranks of a replica, which hear whether that has failed."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from ..core import errors
+from ..core.environment import DISABLED
+from ..core.errors import LaconicError
+from ..engines.group import Meeting, Sibling, listed
+from ..exchange.driver import engine_failed
+from ..exchange.lane import shared_of
+
+_TEXT = 500  #: bytes of a message to the other shards
+_TWO_LINES = ('mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard")); fully_shard(model, mesh=mesh["shard"]), '
+              'then laconic.attach(model, spec, replicate=mesh["replicate"])')
+
+
+def replicas_of(units: list, replicate):
+    """The process group of the replicas, and the units whose gradients they exchange. `replicate`: that of laconic.attach."""
+    native = [unit for unit in units if unit.native is not None]
+    if native and replicate is not None:
+        raise errors.error("invalid_argument", "replicate= was given, and the model's own mesh has replicas", "leave it out: they are taken from the mesh")
+    if not native and replicate is None:
+        raise errors.error("unsupported", "the model is sharded over a 1-D mesh, which does not tell the replicas apart", _TWO_LINES)
+    if not native:
+        return _group_of(replicate), units
+    ranks = [dist.get_process_group_ranks(unit.native) for unit in native]
+    other = next((i for i, some in enumerate(ranks) if some != ranks[0]), None)
+    if other is not None:
+        raise errors.error("unsupported", f"{native[0].module} has replicas on ranks {listed(ranks[0])}, {native[other].module} on ranks "
+                           f"{listed(ranks[other])}", "give all parameters of a model the same replicas")
+    return native[0].native, native
+
+
+def _group_of(replicate):
+    if hasattr(replicate, "get_group") and getattr(replicate, "ndim", 0) == 1:
+        replicate = replicate.get_group()
+    if not isinstance(replicate, dist.ProcessGroup):
+        raise errors.error("invalid_argument", f"replicate= is {replicate!r}"[:200], "a DeviceMesh of one dimension, or a ProcessGroup")
+    if dist.get_rank(replicate) < 0:
+        raise errors.error("invalid_argument", "replicate= is a group that this rank is not in", "the group of the ranks that hold the same shards as this one")
+    return replicate
+
+
+class Shards:
+    """The other ranks of a replica, along every axis that is not replicated: a word goes round one axis after the other, and has reached all
+    of them then."""
+
+    def __init__(self, units: list, replicas):
+        self.replicas = replicas
+        ranks = dist.get_process_group_ranks(replicas)
+        found = {tuple(dist.get_process_group_ranks(g)): g for unit in units for g in unit.other_groups(ranks)}
+        self._axes = list(found.values())
+        self._lines = self._axes  # over which bytes on the host travel
+
+    @property
+    def first(self) -> bool:
+        """This rank is the first on every axis, and speaks for its replica."""
+        return all(dist.get_rank(g) == 0 for g in self._axes)
+
+    @property
+    def count(self) -> int:
+        return max((dist.get_world_size(g) for g in self._axes), default=1)
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({rank for g in self._axes for rank in dist.get_process_group_ranks(g)} or {dist.get_rank()})
+
+    # ---- attach -----------------------------------------------------------------------------------------------------------------
+
+    def meet(self, word: str, place: str, backend: str | None) -> tuple[str, Meeting]:
+        """Every rank learns of another word than its own, whatever its shard, before any collective: the word that all have then, and the
+        meeting of the replicas, who have to have the same `place`."""
+        lines = []
+        for group in self._axes:
+            meeting = Meeting(group, word)
+            word = _merged(dist.get_process_group_ranks(group), meeting.words)
+            lines.append(group if backend is None or word else Sibling(group, meeting, backend=backend).group)
+        self._lines = lines
+        meeting = Meeting(self.replicas, word or f"@{place}", shared_of(self.replicas))
+        ranks = dist.get_process_group_ranks(self.replicas)
+        if any(said[:1] != "@" for said in meeting.words):
+            return _merged(ranks, ["" if said[:1] == "@" else said for said in meeting.words]), meeting
+        other = next((r for r, said in enumerate(meeting.words) if said != meeting.words[0]), None)
+        if other is not None:
+            return (f"replicate= has ranks of other shards: rank {ranks[0]} holds {meeting.words[0][1:] or 'all'}, rank {ranks[other]} "
+                    f"{meeting.words[other][1:] or 'all'}"), meeting
+        return "", meeting
+
+    def told(self, word: str) -> str:
+        """The first word that a rank of this replica says, in the store."""
+        for group in self._axes:
+            word = _merged(dist.get_process_group_ranks(group), Meeting(group, word).words)
+        return word
+
+    # ---- training ---------------------------------------------------------------------------------------------------------------
+
+    def agree(self, failure: LaconicError | None) -> LaconicError | None:
+        """At the end of a backward(): this rank's failure, or that of another shard. One byte on each axis; without it the other shards would
+        begin the next step, and wait there for this one."""
+        for line in self._lines:
+            try:
+                failure = _agreed(line, failure)
+            except RuntimeError as error:
+                failure = failure or engine_failed(error)
+        return failure
+
+
+def _agreed(line, failure: LaconicError | None) -> LaconicError | None:
+    byte = torch.tensor([failure is not None], dtype=torch.uint8, device="cpu")
+    dist.all_reduce(byte, op=dist.ReduceOp.MAX, group=line)
+    if not byte.item():
+        return None
+    text = b"" if failure is None else str(failure).encode()[:_TEXT]
+    own = torch.frombuffer(bytearray(text.ljust(_TEXT, b"\0")), dtype=torch.uint8)
+    said = [torch.empty_like(own) for _ in range(dist.get_world_size(line))]
+    dist.all_gather(said, own, group=line)
+    if failure is not None:
+        return failure
+    texts = [bytes(some.tolist()).rstrip(b"\0").decode(errors="replace") for some in said]
+    rank = next((r for r, some in enumerate(texts) if some), 0)
+    return errors.error("peer_failed", f"another shard of this replica has failed, on rank {dist.get_process_group_ranks(line)[rank]}: {texts[rank]}",
+                        "its gradients of this step are lost; the next step begins as any other, unless the engine has failed")
+
+
+def _merged(ranks: list[int], words: list[str]) -> str:
+    """The word of all of them; where they differ, what is told."""
+    if len(set(words)) == 1:
+        return words[0]
+    off = [rank for rank, said in zip(ranks, words) if said == DISABLED]
+    told = next((said for said in words if said and said != DISABLED), None)
+    if told is not None:
+        return told
+    on = [rank for rank, said in zip(ranks, words) if said != DISABLED]
+    return f"{DISABLED} is set on rank {listed(off)} and not on rank {listed(on)}"
