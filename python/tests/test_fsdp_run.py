@@ -61,7 +61,7 @@ def test_laconic_run_attaches_before_first_step(tmp_path, kind, arguments):
     said = outcomes[0].notices
     if kind == "itself":
         assert said[0].startswith("laconic: none: nothing to compress in 4 tensors") and "2 replicas" in said[0]
-        assert "the script attaches laconic itself; standing aside" in said[1] and len(said) == 2
+        assert "the script attaches laconic itself; laconic.run leaves this model as it is" in said[1] and len(said) == 2
         return
     attached = next(line for line in said if "3lc on 3 of 4 tensors" in line)
     assert "2 replicas" in attached

@@ -294,8 +294,8 @@ def _first_sharded_forward(model: Model, module) -> str:
     hooks = [unit.other_hook for unit in units if unit.other_hook is not None]
     if hooks or handle_of(module) is not None:
         ours = not hooks or isinstance(getattr(hooks[0], "__self__", None), type(units[0]))
-        _warn_on_first(world, "the script attaches laconic itself; standing aside" if ours else
-                       "the script has an all-reduce hook of its own; standing aside")
+        _warn_on_first(world, "the script attaches laconic itself; laconic.run leaves this model as it is" if ours else
+                       "the script has an all-reduce hook of its own; laconic.run leaves this model as it is")
         return ""
     if all(unit.native is None for unit in units):
         return "a 1-D mesh does not tell replicas apart: laconic.attach(model, spec, replicate=mesh) in the script does"
