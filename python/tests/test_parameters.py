@@ -155,7 +155,7 @@ def _on_another_device():
 
 def test_parameters_on_another_device_are_named(pools):
     for name, message in pools(2).run(_on_another_device):
-        assert name == "unsupported" and message.startswith("parameter weight lies on meta")
+        assert name == "unsupported" and message.startswith("parameter weight is on meta")
 
 
 # ---- nothing to compress ----

@@ -694,7 +694,7 @@ def _refused(device, how):
 
 
 @pytest.mark.parametrize(("how", "told"), [
-    ("mixed", "parameter weight lies on {0}:0, parameter bias on {0}:1"),
+    ("mixed", "parameter weight is on {0}:0, parameter bias on {0}:1"),
     ("no Gloo", "has no Gloo"),
     ("no torch.accelerator", "has no torch.accelerator (gradients on an accelerator need torch 2.6 or newer)")])
 def test_unsupported_devices_are_refused_on_every_rank(staged, device, how, told):

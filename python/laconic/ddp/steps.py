@@ -43,7 +43,7 @@ class Settings:
         if self._worker.set(spec, rules, control):
             return self._taken()
         if self._opened.speaks:
-            environment.say(f"set: residuals go out first, over {self._worker.session.flush_steps_left()} steps or more")
+            environment.say(f"set: residuals are sent first, over {self._worker.session.flush_steps_left()} steps or more")
         return False
 
     def set_what_waits(self) -> bool:
@@ -52,7 +52,7 @@ class Settings:
             return self._worker.session.waiting and self._worker.set_what_waits() and self._taken()
         except LaconicError as error:
             if self._opened.speaks and self._worker.broken is None:  # else the exchange has the message
-                environment.say(f"set: {error}; training goes on by {self._opened.describe()}", logging.WARNING)
+                environment.say(f"set: {error}; training continues with {self._opened.describe()}", logging.WARNING)
             return False
 
     def _taken(self) -> bool:
