@@ -44,7 +44,7 @@ def repository(tmp_path):
 
 
 def test_good_subjects_pass(repository):
-    commit(repository, "Docs: wrap pages", "C ABI: add a call", "Tests: " + "x" * 65, 'Revert "' + "x" * 70 + '"')
+    commit(repository, "Docs: wrap pages", "C ABI, tests: add a call", "Tests: " + "x" * 65, 'Revert "' + "x" * 70 + '"')
     git(repository, "checkout", "-q", "-b", "side", "HEAD~1")
     commit(repository, "Side: add a commit")
     git(repository, "merge", "-q", "--no-ff", "-m", "merge of a branch", "@{-1}")
