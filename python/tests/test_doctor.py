@@ -126,7 +126,7 @@ def test_old_torch_is_reported(tmp_path):
     assert done.returncode == 1, done.stderr
     assert lines(done)["torch"] == f"NO: torch 2.3.1 is too old; fix it with: {sys.executable} -m pip install --upgrade torch"
     code = ("import importlib, laconic\n"
-            "for name in ('ddp', 'engine', 'worker', 'state_folder'):\n"
+            "for name in ('ddp.hook', 'engines.c10d', 'exchange.worker', 'launch.state_folder'):\n"
             "    try:\n        importlib.import_module(f'laconic.{name}')\n"
             "    except laconic.LaconicError as error:\n        print(error.name, error)\n")
     told = "unsupported torch 2.3.1 is too old (laconic needs torch 2.4 or newer: pip install --upgrade torch)"
