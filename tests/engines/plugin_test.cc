@@ -89,8 +89,8 @@ TEST(Plugin, OtherVersionIsRefused) {
            {built("fake_plugin_3"), "it returns no table"},
            {built("fake_plugin_4"), "it has no laconic_plugin_v1"},
            {"/no/such/libplugin.so", "cannot open shared object file"},
-           {damaged, "is cut off"},
-           {text, "is cut off"},
+           {damaged, "is truncated"},
+           {text, "is truncated"},
            {long_text, "invalid ELF header"}}) {
     const auto refused = open_plugin(path, member("refused", 0, 1));
     ASSERT_FALSE(refused) << path;
