@@ -219,7 +219,7 @@ TEST(CDriver, SettingsAreReplacedOnAllRanksOrNone) {
     const laconic_failure trouble{code_of(Errc::out_of_memory), "out of memory", nullptr};
     EXPECT_EQ(laconic_driver_set(rank.driver, &settings, r == 1 ? &trouble : nullptr, &waits),
               code_of(Errc::ranks_disagree));
-    EXPECT_EQ(std::string(laconic_last_message()), "rank 1 could not set: no memory");
+    EXPECT_EQ(std::string(laconic_last_message()), "rank 1 could not set: out of memory");
     EXPECT_EQ(laconic_driver_set(rank.driver, &settings, nullptr, &waits), 0);
     EXPECT_EQ(waits, 0U);
     ASSERT_EQ(rank.submit(0, 0), 0);

@@ -295,7 +295,7 @@ TEST(NoMemoryForASet, ShortageLeavesSettingsOfAllRanks) {
       EXPECT_EQ(group.session(r).active().version(), left >= 0 ? 1U : 0U);
       if (left >= 0) continue;
       EXPECT_EQ(results[r].error().message, results[0].error().message);
-      EXPECT_NE(results[r].error().message.find("rank 1: no memory"), std::string::npos)
+      EXPECT_NE(results[r].error().message.find("rank 1: out of memory"), std::string::npos)
           << results[r].error().message;
     }
     const auto after = run(group, 2, 4);

@@ -440,7 +440,8 @@ TEST(Window, LongExchangesFillWindowAndShortOnesTheRest) {
       seen += begun ? '.' : 'x';
       if (begun) continue;
       EXPECT_EQ(begun.error().code, Errc::exchange_order);
-      const std::string text = "the window has no place for one of " + std::to_string(elements);
+      const std::string text =
+          "the window has no capacity for another one of " + std::to_string(elements);
       EXPECT_NE(begun.error().message.find(text), std::string::npos) << begun.error().message;
     }
     EXPECT_EQ(seen, refused) << window << " " << begins;

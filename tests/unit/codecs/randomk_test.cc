@@ -101,7 +101,7 @@ TEST(RandomK, RescaledRefusesErrorFeedback) {
   const auto refused = Spec::parse("randomk:rescale=on+ef");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Errc::unsupported);
-  EXPECT_NE(refused.error().message.find("randomk with these settings takes no error feedback"),
+  EXPECT_NE(refused.error().message.find("randomk with these settings supports no error feedback"),
             std::string::npos)
       << refused.error().message;
   EXPECT_TRUE(Spec::parse("randomk+ef"));

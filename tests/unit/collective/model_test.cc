@@ -64,9 +64,10 @@ TEST(Planner, QuantizedSumsMustFitElementsAndEngine) {
   EXPECT_EQ(choice("thc", options(17)).strategy, StrategyKind::native_sum);
   EXPECT_EQ(refusal("thc:lane=8", options(17)), "");
   EXPECT_EQ(refusal("thc:lane=8", options(18)),
-            "thc:lane=8: sums of at most 17 ranks, there are 18");
+            "thc:lane=8: its elements hold sums of at most 17 ranks, there are 18");
   EXPECT_EQ(refusal("thc", options(4369)), "");
-  EXPECT_EQ(refusal("thc", options(4370)), "thc: sums of at most 4369 ranks, there are 4370");
+  EXPECT_EQ(refusal("thc", options(4370)),
+            "thc: its elements hold sums of at most 4369 ranks, there are 4370");
   EXPECT_EQ(refusal("thc:bits=2,lane=8", options(85)), "");
   Options floats = options(4);
   floats.caps.sums = 0b111;

@@ -101,7 +101,7 @@ TEST(Controller, DefaultControlAppliesToRulesWithActuators) {
   EXPECT_EQ(made->text(0), "fixed");
   EXPECT_EQ(made->text(1), "dc2");
   EXPECT_FALSE(made->bounds(0));
-  EXPECT_EQ(refusal({{"dc2", true, "fp16", {}}}).substr(0, 33),
+  EXPECT_EQ(refusal({{"dc2", true, "fp16", {}}}).substr(0, 35),
             "control 'dc2' has nothing to change");
   EXPECT_EQ(refusal({{"fixed", true, "fp16", {}}}), "");
 }

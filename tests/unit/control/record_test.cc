@@ -207,9 +207,9 @@ TEST(Record, DamagedRecordIsRefusedWithItsLine) {
   EXPECT_EQ(trouble("no\n"), "line 1: expected a value");
   const std::vector<std::vector<std::string>> cases{
       {"\"version\": 1", "\"version\": 2", "line 1: version 2 is unknown to this release"},
-      {"laconic record", "a record", "line 1: it is not a laconic record"},
+      {"laconic record", "a record", "line 1: not a laconic record"},
       {"\"world\": 2", "\"world\": 0", "line 1: the world must be 1 to 65536 ranks"},
-      {"\"world\": 2, ", "", "line 1: there is no 'world'"},
+      {"\"world\": 2, ", "", "line 1: missing key 'world'"},
       {"\"world\": 2", "\"world\": 2, \"world\": 2", "line 1: key 'world' appears twice"},
       {"\"more\"", "\"most\"", "line 1: 'most' is not a choice"},
       {"\"state\": []", "\"state\": [\"12\"]",
@@ -230,7 +230,8 @@ TEST(Record, DamagedRecordIsRefusedWithItsLine) {
   // Numbers that no session writes are refused where they are used.
   const auto odd = read_record(replaced(text, "\"min\": ", "\"min\": -"));
   ASSERT_TRUE(odd) << odd.error().message;
-  EXPECT_EQ(recompute(*odd).error().message, "the range of 'ratio' of 'topk:ratio=0.01' is none");
+  EXPECT_EQ(recompute(*odd).error().message,
+            "the range of 'ratio' of 'topk:ratio=0.01' is invalid");
 }
 
 TEST(Record, CorruptBytesDoNoHarm) {
