@@ -52,6 +52,7 @@ def test_none_equals_native_bit_for_bit(four, case):
         assert found == expected
         assert stats["steps"] == (2 if EQUAL[case].get("how") == "added" else 1) * EQUAL[case].get("steps", 3)
         assert stats["failures"] == 0
+        assert len(explained["groups"]) == {"Experts": 2, "Square": 2}.get(EQUAL[case].get("kind"), 3 if case == "replicate()" else 5)
     assert len({found[-1] for found, _, _ in ours}) <= 4
 
 
