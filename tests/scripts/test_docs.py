@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Documents against the code: links, the tree, the layer table, error numbers, codec pages, decisions, named tests; English."""
+"""Documents against the code: links, the tree, the layer table, error numbers, codec pages, decisions, named tests; English, columns."""
 
 import importlib.machinery
 import importlib.util
@@ -32,6 +32,32 @@ def test_links_resolve(page):
             assert anchor in {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}, target
 
 
+def loaded(script):
+    """A script of scripts/ as a module."""
+    loader = importlib.machinery.SourceFileLoader(script, str(ROOT / "scripts" / script))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(script, loader))
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_fits_120_columns(page):
+    text = page.read_text(encoding="utf-8")
+    assert loaded("wrap").wrapped(text) == text, "run scripts/wrap"
+
+
+def test_wrapping_leaves_tables_code_and_links():
+    words, code, link = "word " * 29 + "word", "`" + "x " * 40 + "x`", "[" + "text " * 9 + "](https://example.org/" + "x" * 30 + ")"
+    page = f"# {words}\n\n| {words} |\n\n```\n{words}\n```\n\n- {words} - {code} {link}\n  - {words}\n> {words}\n\n1. short\n   lines\n"
+    after = loaded("wrap").wrapped(page)
+    assert f"# {words}\n" in after and f"| {words} |" in after and f"```\n{words}\n```" in after
+    assert code in after and link in after and "1. short\n   lines\n" in after
+    assert "\n- word" in after and "\n  word" in after and "\n  - word" in after and "\n    word" in after and "\n> word" in after
+    dash = loaded("wrap").wrapped("word " * 22 + "shortened - more")
+    assert dash.endswith("word\nshortened - more"), "a dash in prose begins no item"
+    assert re.sub(r"[\s>]+", " ", after) == re.sub(r"[\s>]+", " ", page) and loaded("wrap").wrapped(after) == after
+
+
 def layer_table():
     """ARCHITECTURE.md's rows as module -> modules that it may include."""
     rows = re.findall(r"^\| \d \| `([\w/]+)` \| (.*?) \|", text_of("ARCHITECTURE.md"), re.M)
@@ -39,10 +65,7 @@ def layer_table():
 
 
 def test_layer_table_matches_check_layers():
-    loader = importlib.machinery.SourceFileLoader("check_layers", str(ROOT / "scripts" / "check_layers"))
-    script = importlib.util.module_from_spec(importlib.util.spec_from_loader("check_layers", loader))
-    loader.exec_module(script)
-    assert layer_table() == script.MAY_INCLUDE
+    assert layer_table() == loaded("check_layers").MAY_INCLUDE
 
 
 def test_layer_table_matches_cmake():
