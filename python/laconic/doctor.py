@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import faulthandler
 import fcntl
-import hashlib
 import importlib
 import json
 import os

@@ -6,7 +6,6 @@ The script's own step is unknown here: a state is recognised by the parameters t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os

@@ -13,7 +13,7 @@ from ..core import environment, errors
 from ..core.errors import LaconicError
 from . import settings
 from .exchange import Exchange
-from .inner import WHOLE, Inner
+from .inner import Inner
 from .pushes import Pushes, cut
 from .trained import Trained
 
