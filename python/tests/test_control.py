@@ -195,7 +195,7 @@ def _refusal(by_rank, spec):
 
 
 @pytest.mark.parametrize("spec, control, said", [
-    ("fp16", "dc2", "nothing to change: 'fp16' has no setting that may change"),
+    ("fp16", "dc2", "nothing to change: 'fp16' has no setting that can change"),
     ("thc:bits=4", "dc2", "nothing to change: 'thc' cannot change its keys: they determine how elements add"),
     ("topk", "dc3", "dc3"),
     ("topk", "dc2:min=0.2,max=0.1", "min=0.2 is above max=0.1"),

@@ -218,10 +218,10 @@ def hanging(tmp_path):
 
 
 def test_unconnected_processes_are_reported(tmp_path, hanging):
-    program = "import sys; from laconic import doctor; doctor.PATIENCE = 1.0; sys.exit(doctor.main())"
+    program = "import sys; from laconic import doctor; doctor.TIMEOUT = 1.0; sys.exit(doctor.main())"
     done = run(tmp_path, program=("-c", program), PYTHONPATH=hanging)
     assert done.returncode == 1, done.stderr
-    assert "nothing for 1 s" in lines(done)["exchange"]
+    assert "no answer for 1 s" in lines(done)["exchange"]
 
 
 def test_aborted_process_reports_where(tmp_path, hanging):

@@ -158,7 +158,7 @@ def _trains_on_after_close(spec):
 @pytest.mark.parametrize("spec", ["3lc", "none"])
 def test_closed_handle_reports_it_is_closed(pools, spec):
     for message in pools(2).run(_trains_on_after_close, spec=spec):
-        assert message is not None and "handle was closed" in message and "attach again" in message
+        assert message is not None and "handle is closed" in message and "attach again" in message
 
 
 # ---- a rank that is gone ----

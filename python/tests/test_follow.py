@@ -197,7 +197,7 @@ def _refused():
 
 def test_unsupported_optimizers_are_refused(pools):
     for told, damaged, rates in pools(2).run(_refused):
-        assert [name for name, _ in told] == ["invalid_argument"] * 3 and "none of the parameters" in told[2][1]
+        assert [name for name, _ in told] == ["invalid_argument"] * 3 and "none of the exchanged parameters" in told[2][1]
         assert damaged == ["state_corrupt"] * 7 and not rates
 
 

@@ -170,7 +170,7 @@ def _swap(what):
 
 
 @pytest.mark.parametrize(("what", "name", "word"), [
-    ("rank", "state_rank", "rank"), ("world", "state_world", "that of 5"), ("model", "state_model", "found another"),
+    ("rank", "state_rank", "rank"), ("world", "state_world", "one for 5"), ("model", "state_model", "found another"),
     ("spec", "state_spec", "3lc"), ("version", "state_version", "99"), ("lacking", "state_corrupt", "tensors lacks"),
     ("nonsense", "state_corrupt", "nonsense")])
 def test_foreign_state_is_refused(ranks, what, name, word):

@@ -281,7 +281,7 @@ def test_states_of_other_settings_are_refused(tmp_path):
     runs = Runs(tmp_path)
     hash_of(runs(5, save_at=4))
     shutil.copytree(runs.states, tmp_path / "kept")
-    for more, said in [({"spec": "topk:ratio=0.1"}, "step 4 is refused: "), ({"world": 3}, "are of 2 ranks")]:
+    for more, said in [({"spec": "topk:ratio=0.1"}, "step 4 is refused: "), ({"world": 3}, "are for 2 ranks")]:
         outcomes = runs.resumed(5, **more)
         shutil.rmtree(runs.states)
         shutil.copytree(tmp_path / "kept", runs.states)

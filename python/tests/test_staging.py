@@ -179,7 +179,7 @@ def test_flush_second_attach_and_close_work(staged, pools, device):
     for ours, theirs in zip(here, there):
         assert ours[:3] == theirs[:3] and ours[1] == 0.0
         assert "laconic is already attached to this model" in ours[2]
-        assert "handle was closed" in ours[3]
+        assert "handle is closed" in ours[3]
         assert ours[4]["pinned_bytes"] == 0 and ours[4]["steps"] == theirs[4]["steps"]
 
 

@@ -251,7 +251,7 @@ def _forked():
             try:
                 said.append(f"{name} {call()}")
             except laconic.LaconicError as error:
-                said.append(f"{name} {error.name} {'forked' in error.message}")
+                said.append(f"{name} {error.name} {'fork of the training' in error.message}")
         os.write(there, "\n".join(said).encode())
         os._exit(0)
     os.close(there)

@@ -300,8 +300,8 @@ def test_common_error_is_one_message(first, second, status, message):
 
 
 @pytest.mark.parametrize(("library", "other", "names"), [
-    (OPENMPI, MPICH, ("MPICH 4", "Open MPI's launcher has started 2")),
-    (MPICH, OPENMPI, ("Open MPI 4", "MPICH's launcher has started 2")),
+    (OPENMPI, MPICH, ("MPICH 4", "Open MPI's launcher started 2")),
+    (MPICH, OPENMPI, ("Open MPI 4", "MPICH's launcher started 2")),
 ])
 def test_other_plugin_is_one_message_with_both_names(library, other, names):
     need(library, other)

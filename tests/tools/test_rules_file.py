@@ -84,7 +84,7 @@ BAD = {
     "sizes the wrong way": (b"[[rule]]\nmin_elements = 2\nmax_elements = 1\n", "min_elements 2 is above max_elements 1"),
     "no parameter": (b'[[rule]]\nmatch = "branch.*"\nspec = "none"\n', "matches no parameter"),
     "hidden by another": (b'[[rule]]\n[[rule]]\nmatch = "head"\n', "rule 1 before it already matches 'head'"),
-    "too many": (b"[[rule]]\noptional = true\n" * 32, "than 31"),
+    "too many": (b"[[rule]]\noptional = true\n" * 32, "31"),
 }
 
 

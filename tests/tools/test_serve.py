@@ -67,7 +67,7 @@ def test_token_is_32_random_bytes_for_its_owner(tmp_path):
 
 @pytest.mark.parametrize("words, status, text", [
     ((), USAGE, "--bind is missing"),
-    (("--bind", "127.0.0.1"), BAD_ANSWER, "no port"),
+    (("--bind", "127.0.0.1"), BAD_ANSWER, "the port is missing"),
     (("--bind", "0.0.0.0:0"), BAD_ANSWER, "without a token the server may listen on the loopback interface only"),
     (("--bind", "127.0.0.1:0", "--io", "dpdk"), USAGE, "--io 'dpdk'"),
     (("--bind", "127.0.0.1:0", "--auth", "none"), USAGE, "--auth"),

@@ -23,8 +23,8 @@ struct Mpi {
         (options.world != engine->world() || options.rank != engine->rank())) {
       return laconic::Error{
           laconic::Errc::invalid_argument,
-          "mpi: the launcher has made this rank " + std::to_string(engine->rank()) + " of " +
-              std::to_string(engine->world()) + ", asked for is rank " +
+          "mpi: the launcher started this process as rank " + std::to_string(engine->rank()) +
+              " of " + std::to_string(engine->world()) + ", requested was rank " +
               std::to_string(options.rank) + " of " + std::to_string(options.world),
           {}};
     }
