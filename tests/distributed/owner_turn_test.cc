@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <limits>
 #include <map>
 
 #include "laconic/registry.h"
@@ -244,6 +245,28 @@ std::vector<Floats> held(Ranks& ranks, const Trainer& trainer, uint32_t rank) {
     if (e.name != "state/flush") all.emplace_back(e.values.begin(), e.values.end());
   }
   return all;
+}
+
+/// What a rank pushes to itself is not encoded, but its residual is looked at all the same.
+TEST(OwnerTurn, UnusableResidualOfOwnRangeIsReset) {
+  Ranks ranks(setup_of("3lc", 2));
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < 2; ++r) trainers.emplace_back(ranks, r);
+  for (uint64_t step = 0; step < 2; ++step) {
+    on_all(2, [&](uint32_t r) {
+      const auto stepped = trainers[r].step(step, gradients_of(2, step)[r]);
+      ASSERT_TRUE(stepped) << stepped.error().message;
+      EXPECT_TRUE(*stepped);
+    });
+    for (const auto& e : ranks.session(1).active().store.entries()) {
+      if (e.name != "residual/w") continue;
+      EXPECT_EQ(e.values.back(), 0) << "the owner of the end of w";
+      if (step == 0) e.values.back() = std::numeric_limits<float>::infinity();
+    }
+  }
+  EXPECT_EQ(ranks.session(1).stats().counters.residual_resets, 1);
+  EXPECT_EQ(trainers[1].values, trainers[0].values);
+  EXPECT_TRUE(all_finite(trainers[1].values[0].data(), trainers[1].values[0].size()));
 }
 
 /// The NaN lies in a range of the last bucket that one owner alone receives.
