@@ -36,7 +36,7 @@ class End:
         if self._last:
             self._end()
             return
-        self._last = True  # behind what others have queued meanwhile, FSDP's own ends of backward() among them
+        self._last = True  # after what others have queued meanwhile, FSDP's own ends of backward() among them
         torch.autograd.Variable._execution_engine.queue_callback(self)  # noqa: SLF001
 
 

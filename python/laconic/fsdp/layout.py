@@ -11,12 +11,12 @@ Every private name of torch that sharded training needs is in this file, and `un
 | `mesh_info`, `post_forward_mesh_info` | group | whether it all-reduces; replaced by that of FSDP alone, then the hook is the all-reduce |
 | `_all_reduce_hook` | group | the hook; the public setter refuses a module of two groups |
 | `all_reduce_grads` | group | what `set_requires_all_reduce` has set |
-| `gradient_divide_factor`, `force_sum_reduction_for_comms` | group | whether the sum is divided behind the hook |
+| `gradient_divide_factor`, `force_sum_reduction_for_comms` | group | whether the sum is divided after the hook |
 | `device` | group | where the buffer lies |
 | `_reduce_scatter_param_indices` | group | the order in the buffer, from torch 2.15 on; before, that of `fsdp_params` |
-| `sharded_param`, `sharded_size`, `padded_sharded_param_size` | parameter | the shard, its shape, its room in the buffer |
+| `sharded_param`, `sharded_size`, `padded_sharded_param_size` | parameter | the shard, its shape, its size in the buffer |
 | `_module_info` | parameter | its module and its name there |
-| `offload_to_cpu` | parameter | its gradient is copied behind the hook |
+| `offload_to_cpu` | parameter | its gradient is copied after the hook |
 | `sharded_grad_dtype` | parameter | the gradient's type, from torch 2.15 on; before, that of the shard |
 | `mp_policy` | parameter | the type that gradients are reduced in |
 | `_post_accumulate_grad_hooks` | tensor | an optimizer that steps inside of backward |
@@ -228,7 +228,7 @@ class Unit:
         the end of backward()."""
         group = self._group()
         if buffer.dtype not in (torch.float32, torch.bfloat16) or group.force_sum_reduction_for_comms:
-            return "it is divided behind the exchange"
+            return "it is divided after the exchange"
         for parameter in self.present():
             p = parameter.sharded_param
             if parameter.offload_to_cpu:
@@ -238,7 +238,7 @@ class Unit:
             if p.grad is not None:
                 return "it is added to a gradient"
             if getattr(parameter, "sharded_grad_dtype", p.dtype) not in (buffer.dtype, None):
-                return "it is cast behind the exchange"
+                return "it is cast after the exchange"
         return ""
 
     def present(self) -> list:
@@ -298,7 +298,7 @@ def resetter(model):
 
 
 def at_finalize(model, call) -> None:
-    """`call()` behind a backward() that is finalized by hand, from torch 2.15 on."""
+    """`call()` after a backward() that is finalized by hand, from torch 2.15 on."""
     for state in states_of(model):
         original = getattr(state, "finalize_backward", None)
         if original is None:
