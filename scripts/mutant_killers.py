@@ -298,7 +298,7 @@ def including(headers, files, tree):
     return found
 
 
-# What mutants touch is compiled for gcov, all else unchanged, so that the compiler cache has it.
+# Files that mutants change are compiled for gcov; all others come from the compiler cache.
 COMPILER = """#!/bin/sh
 for word in "$@"; do source=$word; done
 if grep -qxF "$source" {list}; then set -- "$@" -O1 --coverage -Wno-invalid-pch; fi

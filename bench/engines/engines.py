@@ -10,19 +10,19 @@ the network lab, mpirun of Open MPI and MPICH, and Gloo; cells of what is absent
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
 from bench.engines import engines_tables
-from bench.lib import host, tables
+from bench.lib import cells, host, tables
+from bench.lib.cells import Cell, CellError
 from bench.lib.programs import ROOT
 
 RESULTS = ROOT / "out" / "engines"
@@ -32,10 +32,6 @@ COMMAND = BUILD / "bin" / "laconic"
 CODECS = ["none", "fp16", "bf16", "int8", "3lc", "topk:ratio=0.001", "sidco:ratio=0.001", "randomk:ratio=0.001", "powersgd:rank=4"]
 MPIRUN = {"openmpi": ["mpirun.openmpi", "--oversubscribe"], "mpich": ["mpirun.mpich"]}
 MI = 1 << 20
-
-
-class CellError(Exception):
-    pass
 
 
 def environment() -> dict:
@@ -173,58 +169,32 @@ def buckets_of_hosts() -> dict:
                                       "specs": ["pytorch:ddp", "pytorch:fp16", *compressed]})
 
 
-@dataclass(frozen=True)
-class Cell:
-    name: str
-    run: Callable[[], dict]
-
-    @property
-    def path(self) -> Path:
-        return RESULTS / f"{self.name}.json"
-
-    def load(self) -> dict | None:
-        return json.loads(self.path.read_text()) if self.path.exists() else None
-
-    def make(self) -> None:
-        about = host.machine()
-        found = {**self.run(), "machine": about}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(found, indent=1) + "\n")
+def on_machine(run: Callable[[], dict]) -> dict:
+    """With what this machine was doing before."""
+    about = host.machine()
+    return {**run(), "machine": about}
 
 
-CELLS = [*(Cell(f"libraries-{e}", lambda e=e: libraries(e)) for e in ("c10d", "gloo", "openmpi", "mpich")),
-         *(Cell(f"sums-{e}-{n}", lambda e=e, n=n: sums(e, n)) for e in ("gloo", "openmpi", "mpich") for n in (2, 4)),
-         *(Cell(f"window-{s}", lambda s=s: window(s)) for s in ("int8", "3lc")),
-         *(Cell(f"long-{e}", lambda e=e: long(e)) for e in ("gloo", "openmpi")),
-         *(Cell(f"perceptron-{r}", lambda r=r: perceptron(r)) for r in ("200mbit", "off")),
-         Cell("buckets", buckets), Cell("buckets-100mbit", buckets_of_hosts)]
+def cell(name: str, run: Callable, *arguments) -> Cell:
+    return Cell(name, functools.partial(on_machine, functools.partial(run, *arguments)), RESULTS)
 
 
-def publish() -> None:
+CELLS = [*(cell(f"libraries-{e}", libraries, e) for e in ("c10d", "gloo", "openmpi", "mpich")),
+         *(cell(f"sums-{e}-{n}", sums, e, n) for e in ("gloo", "openmpi", "mpich") for n in (2, 4)),
+         *(cell(f"window-{s}", window, s) for s in ("int8", "3lc")),
+         *(cell(f"long-{e}", long, e) for e in ("gloo", "openmpi")),
+         *(cell(f"perceptron-{r}", perceptron, r) for r in ("200mbit", "off")),
+         cell("buckets", buckets), cell("buckets-100mbit", buckets_of_hosts)]
+
+
+def publish(found: dict) -> None:
     before = PUBLISHED / "engines.json"
     known = json.loads(before.read_text())["tables"] if before.exists() else {}
-    tables.publish(PUBLISHED, "engines", "make engines", engines_tables.tables_of({cell.name: cell.load() for cell in CELLS}, known))
+    tables.publish(PUBLISHED, "engines", "make engines", engines_tables.tables_of(found, known))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--page", action="store_true")
-    given = parser.parse_args()
-    failed = []
-    chosen = [cell for cell in CELLS if not given.names or any(cell.name.startswith(name) for name in given.names)]
-    for cell in [] if given.page else chosen:
-        if cell.load() is not None:
-            continue
-        print(f"{cell.name}: {cell.run.__doc__ or ''}".rstrip(": "), file=sys.stderr, flush=True)
-        try:
-            cell.make()
-        except (CellError, subprocess.TimeoutExpired, ValueError, OSError) as error:
-            failed.append(cell.name)
-            print(f"{cell.name} failed: {error}", file=sys.stderr, flush=True)
-    if not given.names:
-        publish()
-    return 1 if failed else 0
+    return cells.make(CELLS, cells.options("python -m bench.engines.engines", __doc__, quick=False), publish)
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ A cell is a file under out/hsdp: delete it to have it made again. Cells of learn
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import functools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from bench.engines import engines, sharded
-from bench.lib import group, machine, models, tables
+from bench.engines import engines
+from bench.lib import cells, group, machine, models, tables
 from bench.lib.programs import ROOT
 from bench.lib.results import final_of
 
@@ -33,7 +31,7 @@ PLAN = {"hidden": [512, 512, 512], "replicas": 2}
 TIMED = {
     "hosts": ({**PLAN, "ways": ["native", SPEC], "repeats": 3, "warmup": 3, "steps": 8}, "10mbit"),
     "local": ({**PLAN, "ways": ["native", "none", SPEC, f"{SPEC} inline"], "repeats": 6, "warmup": 5, "steps": 20}, None),
-    "balanced": ({**PLAN, "hidden": [1024, 1024, 1024, 1024], "ways": [SPEC, f"{SPEC} inline"], "repeats": 3, "warmup": 5, "steps": 10}, "60mbit"),
+    "balanced": ({**PLAN, "hidden": [1024, 1024, 1024, 1024], "ways": [SPEC, f"{SPEC} inline"], "repeats": 3, "warmup": 5, "steps": 10}, "10mbit"),
 }
 
 
@@ -109,21 +107,20 @@ def timed(plan: dict, rate: str | None) -> dict:
 # ---- cells ------------------------------------------------------------------------------------------------------------
 
 
-def cells(quick: bool = False) -> list[sharded.Cell]:
+def cells_of(quick: bool = False) -> list[cells.Cell]:
     folder = ROOT / "out" / "bench" / "hsdp" if quick else RESULTS
     seeds, steps = (SEEDS[:1], 20) if quick else (SEEDS, 0)
     some = {"repeats": 1, "warmup": 1, "steps": 2} if quick else {}
-    learnt = [sharded.Cell(f"learning-{way.replace(' ', '-')}-{seed}", functools.partial(learning, way, seed, steps), folder)
+    learnt = [cells.Cell(f"learning-{way.replace(' ', '-')}-{seed}", functools.partial(learning, way, seed, steps), folder)
               for seed in seeds for way in LEARNT]
-    return learnt + [sharded.Cell(name, functools.partial(timed, {**plan, **some}, rate), folder) for name, (plan, rate) in TIMED.items()]
+    return learnt + [cells.Cell(name, functools.partial(timed, {**plan, **some}, rate), folder) for name, (plan, rate) in TIMED.items()]
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------
 
 
 def finals(found: dict, way: str) -> list[float]:
-    runs = [cell for name, cell in found.items() if name.startswith(f"learning-{way.replace(' ', '-')}-") and name.rpartition("-")[2].isdigit()
-            and name.rpartition("-")[0] == f"learning-{way.replace(' ', '-')}"]
+    runs = [cell for name, cell in found.items() if name.rpartition("-")[0] == f"learning-{way.replace(' ', '-')}"]
     return [run["final"] for run in runs] if runs and all(runs) else []
 
 
@@ -158,9 +155,9 @@ def tables_of(found: dict) -> dict:
     bars += learnt_bar(found)
     if bars:
         made["bars"] = tables.table(["what", "seen", "bar"], bars)
-    learnt = [[f"`{way}`", values] for way in LEARNT if (values := finals(found, way))]
+    learnt = [[f"`{way}`", statistics.fmean(values)] for way in LEARNT if (values := finals(found, way))]
     if learnt:
-        made["learning"] = tables.table(["way", ("bits a character, by seed", "{:.3f}")], learnt)
+        made["learning"] = tables.table(["way", ("bits a character", "{:.3f}")], learnt)
     timings = [[name, f"`{way}`", 1e3 * values["seconds"], values["ratio"]] for name in TIMED if found.get(name)
                for way, values in found[name]["ways"].items()]
     if timings:
@@ -171,25 +168,9 @@ def tables_of(found: dict) -> dict:
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.engines.hsdp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--page", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args(arguments)
-    failed, everything = [], cells(given.quick)
-    for cell in everything:
-        if given.page or cell.load() is not None or (given.names and not any(cell.name.startswith(name) for name in given.names)):
-            continue
-        print(cell.name, file=sys.stderr, flush=True)
-        try:
-            cell.make()
-        except (engines.CellError, subprocess.TimeoutExpired, ValueError, OSError) as error:
-            failed.append(cell.name)
-            print(f"{cell.name} failed: {error}", file=sys.stderr, flush=True)
-    if not given.names:
-        folder = ROOT / "out" / "bench" if given.quick else ROOT / "docs" / "results"
-        tables.publish(folder, "hsdp", "make hsdp", tables_of({cell.name: cell.load() for cell in everything}), keep=True)
-    return 1 if failed else 0
+    given = cells.options("python -m bench.engines.hsdp", __doc__, arguments)
+    folder = ROOT / "out" / "bench" if given.quick else ROOT / "docs" / "results"
+    return cells.make(cells_of(given.quick), given, lambda found: tables.publish(folder, "hsdp", "make hsdp", tables_of(found), keep=True))
 
 
 if __name__ == "__main__":

@@ -10,20 +10,16 @@ A cell is a file under out/sharded: delete it to have it made again. Cells of le
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import functools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 from bench.engines import engines
-from bench.lib import group, machine, models, tables
+from bench.lib import cells, group, machine, models, tables
 from bench.lib.programs import ROOT
 from bench.lib.results import final_of
 
@@ -154,38 +150,19 @@ def timed(plan: dict, rate: str | None) -> dict:
 # ---- cells ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cell:
-    name: str
-    run: Callable[[], dict]
-    folder: Path = RESULTS
-
-    @property
-    def path(self) -> Path:
-        return self.folder / f"{self.name}.json"
-
-    def load(self) -> dict | None:
-        return json.loads(self.path.read_text()) if self.path.exists() else None
-
-    def make(self) -> None:
-        found = self.run()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        tables.write_whole(self.path, json.dumps(found, indent=1) + "\n")
-
-
 def learning_name(model: str, optimizer: str, way: str, seed: int) -> str:
     return f"learning-{model}-{optimizer}-{way}-{seed}"
 
 
-def cells(quick: bool = False) -> list[Cell]:
+def cells_of(quick: bool = False) -> list[cells.Cell]:
     folder = ROOT / "out" / "bench" / "sharded" if quick else RESULTS
     steps = 20 if quick else 0
     some = {"repeats": 1, "warmup": 1, "steps": 2} if quick else {}
     local = {**LOCAL, **some, **({"hidden": [256, 256]} if quick else {})}
-    learnt = [Cell(learning_name(m, o, way, seed), functools.partial(learning, m, o, way, seed, steps), folder)
+    learnt = [cells.Cell(learning_name(m, o, way, seed), functools.partial(learning, m, o, way, seed, steps), folder)
               for m, o in LEARNT for seed in (range(1) if quick else SEEDS.get((m, o), range(3))) for way in (FLOAT, MEAN, SHARDED)]
-    return [*learnt, Cell("hosts", functools.partial(timed, {**HOSTS, **some}, "50mbit"), folder),
-            Cell("local", functools.partial(timed, local, None), folder)]
+    return [*learnt, cells.Cell("hosts", functools.partial(timed, {**HOSTS, **some}, "50mbit"), folder),
+            cells.Cell("local", functools.partial(timed, local, None), folder)]
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------
@@ -241,25 +218,9 @@ def tables_of(found: dict) -> dict:
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.engines.sharded", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--page", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args(arguments)
-    failed, everything = [], cells(given.quick)
-    for cell in everything:
-        if given.page or cell.load() is not None or (given.names and not any(cell.name.startswith(name) for name in given.names)):
-            continue
-        print(cell.name, file=sys.stderr, flush=True)
-        try:
-            cell.make()
-        except (engines.CellError, subprocess.TimeoutExpired, ValueError, OSError) as error:
-            failed.append(cell.name)
-            print(f"{cell.name} failed: {error}", file=sys.stderr, flush=True)
-    if not given.names:
-        folder = ROOT / "out" / "bench" if given.quick else ROOT / "docs" / "results"
-        tables.publish(folder, "sharded", "make sharded", tables_of({cell.name: cell.load() for cell in everything}), keep=True)
-    return 1 if failed else 0
+    given = cells.options("python -m bench.engines.sharded", __doc__, arguments)
+    folder = ROOT / "out" / "bench" if given.quick else ROOT / "docs" / "results"
+    return cells.make(cells_of(given.quick), given, lambda found: tables.publish(folder, "sharded", "make sharded", tables_of(found), keep=True))
 
 
 if __name__ == "__main__":

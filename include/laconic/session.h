@@ -110,8 +110,8 @@ class Session {
   /// Needs memory for both settings while it runs. Error `unsupported` with an aggregation server.
   Result<void> set(const SettingsChange& change);
 
-  /// What this rank needs to continue bit for bit: residuals, codec state, flush. Call it between
-  /// two steps, on every rank after the same step. docs/format/STATE.md.
+  /// The state from which this rank continues bit for bit: residuals, codec state, flush. Call it
+  /// between two steps, on every rank after the same step. docs/format/STATE.md.
   [[nodiscard]] Result<std::vector<uint8_t>> save() const;
   /// Restores this rank's saved state. Errors state_*: damaged, or from another rank, world, model,
   /// spec or version; under native_sum also from another `part`, because the position of an element

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a ShardedOptimizer refuses, and a rank that fails or is gone: every other one hears of it in time."""
+"""What a ShardedOptimizer refuses, and a rank that fails or is gone: every other one learns of it in time."""
 
 from __future__ import annotations
 
@@ -104,6 +104,26 @@ def _wrapped_in_ddp():
 def test_ddp_model_is_refused(pools):
     for error in pools(2).errors(_wrapped_in_ddp):
         assert "wrapped in DistributedDataParallel" in error.message and "ddp.module" in error.message
+
+
+def _sharded(apart):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    model = training.Net()
+    if apart:
+        model.first.weight = torch.nn.Parameter(distribute_tensor(model.first.weight.detach(), mesh, [Shard(0)]))
+    else:
+        fully_shard(model, mesh=mesh)
+    make(model)
+
+
+@pytest.mark.parametrize("apart, words", [(False, "unwrapped"), (True, "whole parameters on every rank")])
+def test_sharded_parameters_are_refused(pools, apart, words):
+    for error in pools(2).errors(_sharded, apart=apart):
+        assert words in error.message
 
 
 def _differs(case):

@@ -12,7 +12,7 @@ FINALS = {"gpt": (3.0, 3.5, 3.2), "lstm": (3.0, 4.0, 3.8), "mlp": (0.97, 0.96, 0
 
 def everything():
     found = {}
-    for cell in bench.cells():
+    for cell in bench.cells_of():
         if cell.name.startswith("learning-"):
             _, model, _, way, seed = cell.name.split("-")
             final = FINALS[model][(bench.FLOAT, bench.MEAN, bench.SHARDED).index(way)]

@@ -159,8 +159,9 @@ def sharded_in(obj):
     model = getattr(obj, "_orig_mod", obj)
     if not isinstance(model, Module) or _wrapper_in(model) is not None:
         return None
-    taken = any(base.__name__ == "FSDPModule" for module in model.modules() for base in type(module).__mro__)
-    return model if taken else None
+    from ..fsdp.layout import is_sharded
+
+    return model if any(map(is_sharded, model.modules())) else None
 
 
 def _look_at(obj):
@@ -214,18 +215,15 @@ def _replicated(module, make: bool = False):
 
 def _meet(group, disabled: bool, refusal: LaconicError | None):
     """Every rank learns what every other one is about to do, before any collective; one message where they differ."""
-    from ..engines.group import Meeting, listed
+    from ..engines.group import Meeting, disabled_on
     from ..exchange.lane import shared_of
 
     word = DISABLED if disabled else "" if refusal is None else str(refusal)
     meeting = Meeting(group, word, shared_of(group))
     if len(set(meeting.words)) == 1:
         return meeting
-    off = [rank for rank, said in enumerate(meeting.words) if said == DISABLED]
-    if off:
-        on = [rank for rank, said in enumerate(meeting.words) if said != DISABLED]
-        raise errors.error("ranks_disagree", f"{DISABLED} is set on rank {listed(off)} and not on rank {listed(on)}",
-                           "set it on all ranks or on none")
+    if some := disabled_on(range(len(meeting.words)), meeting.words):
+        raise errors.error("ranks_disagree", some, "set it on all ranks or on none")
     rank, said = next((rank, said) for rank, said in enumerate(meeting.words) if said)
     raise errors.error("ranks_disagree", f"rank {rank} could not attach: {said}",
                        "give every rank the same call, file and LACONIC_* variables")

@@ -122,7 +122,7 @@ class Handle:
         self.steps.units.follow(optimizer)
 
     def state_dict(self) -> dict:
-        """What this rank needs to continue bit for bit. Residuals differ between ranks: save one state per rank.
+        """The state from which this rank continues bit for bit. Residuals differ between ranks: save one state per rank.
 
         From another thread than the training thread it waits for the end of the current step, at most for the group's timeout. During
         backward(), for example in a signal handler, it raises LaconicError and changes nothing, as do flush, set and load_state_dict:

@@ -136,6 +136,12 @@ def speaks_for_node() -> bool:
     return local == "0" if local is not None else dist.get_rank() == 0
 
 
+def disabled_on(ranks: list[int], words: list[str]) -> str:
+    """Which ranks said that LACONIC_DISABLE is set, and which did not; empty: all said the same of it."""
+    off, on = ([rank for rank, said in zip(ranks, words) if (said == environment.DISABLED) == wanted] for wanted in (True, False))
+    return f"{environment.DISABLED} is set on rank {listed(off)} and not on rank {listed(on)}" if off and on else ""
+
+
 def listed(ranks: list[int], limit: int = 8) -> str:
     return ", ".join(map(str, ranks[:limit])) + (f" and {len(ranks) - limit} more" if len(ranks) > limit else "")
 

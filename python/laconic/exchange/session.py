@@ -297,7 +297,7 @@ class Session:
                 environment.say(f"set: {error}; averaging continues with {self.spec}", logging.WARNING)
 
     def state_dict(self) -> dict:
-        """What this rank needs to continue bit for bit, as plain data: {"version", "header", "part", "entries"}; entries maps names to the
+        """The state from which this rank continues bit for bit, as plain data: {"version", "header", "part", "entries"}; entries maps names to the
         bytes of little-endian float32 values. Residuals differ between ranks: save one state per rank, after the same step.
         """
         with self._lock:

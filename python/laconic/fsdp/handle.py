@@ -101,8 +101,8 @@ class ShardedHandle(Handle):
                 "overlap": {"overlapped": hook.overlapped, "inline": sum(hook.inline.values()), "why": dict(hook.inline)}}
 
     def state_dict(self) -> dict:
-        """Everything that this rank must have to continue bit for bit, of its own shards. One per rank: residuals differ. As that of a DDP
-        model, without "layout"."""
+        """The state of this rank's shards, from which it continues bit for bit. Residuals differ between ranks: save one state per rank. The
+        fields are those of a DDP model's state, without "layout"."""
         with self.steps.between("state_dict"):
             return sealed(self.worker.state_dict())
 

@@ -101,7 +101,7 @@ class Sums:
 
 
 def _before_sum(factor: int) -> int:
-    """What FSDP divides by before a sum of so many, the power of two next to the root."""
+    """FSDP's divisor before a sum of `factor` terms: a power of two near the square root."""
     divisor = 1
     while factor % divisor == 0 and factor / divisor > divisor:
         divisor *= 2
@@ -109,7 +109,7 @@ def _before_sum(factor: int) -> int:
 
 
 class Hook:
-    """Of a model: takes the reduced shards of its parameter groups, each the worker's, or a sum of the replicas' own group.
+    """Takes the reduced shards of a model's parameter groups and submits each to the worker, or sums it in the replicas' own group.
 
     A mean is waited for at the end of backward(), or where FSDP does something with it at once, in the hook. What fails is raised at the
     end of backward(), on all ranks.
@@ -232,7 +232,7 @@ class Hook:
     # ---- the end of backward ----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Behind FSDP's own end of backward(). Raises what has failed on any rank of this replica, or of this rank's replicas."""
+        """After FSDP's own end of backward(). Raises what has failed on any rank of this replica, or of this rank's replicas."""
         backward, self._backward = self._backward, None
         if backward is None:  # given up meanwhile
             return

@@ -251,7 +251,7 @@ class Unit:
         return tuple(i for i in order if group.fsdp_params[i].sharded_param.requires_grad)
 
     def layout(self, elements: int, direct) -> tuple[tuple, Layout]:
-        """Of a buffer of so many elements; padding is in gaps of it. direct(indices): sums of the replicas' own group do. LaconicError if the
+        """The layout of a buffer of `elements` elements, with gaps for padding. direct(indices): sums of the replicas' own group do. LaconicError if the
         buffer has another length than FSDP's own lengths come to."""
         key = self._present()
         layout = self.layouts.get(key)

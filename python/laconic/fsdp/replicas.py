@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The ranks that hold the same shard, which exchange gradients, and the other ranks of a replica, which hear whether that has failed."""
+"""The ranks that hold the same shard, which exchange gradients, and the other ranks of a replica, which learn whether that has failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ..core import errors
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
-from ..engines.group import Meeting, Sibling, listed
+from ..engines.group import Meeting, Sibling, disabled_on, listed
 from ..exchange.driver import engine_failed
 from ..exchange.lane import shared_of
 
@@ -127,12 +127,7 @@ def _agreed(line, failure: LaconicError | None) -> LaconicError | None:
 
 
 def _merged(ranks: list[int], words: list[str]) -> str:
-    """The word of all of them; where they differ, what is told."""
+    """The word of all of them; where they differ, the first refusal."""
     if len(set(words)) == 1:
         return words[0]
-    off = [rank for rank, said in zip(ranks, words) if said == DISABLED]
-    told = next((said for said in words if said and said != DISABLED), None)
-    if told is not None:
-        return told
-    on = [rank for rank, said in zip(ranks, words) if said != DISABLED]
-    return f"{DISABLED} is set on rank {listed(off)} and not on rank {listed(on)}"
+    return next((said for said in words if said and said != DISABLED), "") or disabled_on(ranks, words)

@@ -217,8 +217,7 @@ Encoded sidco::encode_traced(const Call<Sidco::Params>& call, Source source, Mut
       trace.eta = last;
       trace.fitted = count;
       Encoded sent = in_band(count, k) ? send_above(last, count) : send_largest(k);
-      // By their bits NaN and infinity are the largest magnitudes: if there is one, it was
-      // selected.
+      // As integers, NaN and infinity are the largest magnitudes: any of them was selected.
       sent.finite = values_finite(set_of({out.data(), out.size()}, n));
       return sent;
     }

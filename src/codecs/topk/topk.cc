@@ -94,7 +94,7 @@ float largest_of(DType type) {
   return type == DType::f32 ? std::numeric_limits<float>::max() : kLargestToBf16;
 }
 
-// By their bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
+// As integers, NaN and infinity are the largest magnitudes: any of them was selected.
 Encoded finished(SparseWriter& writer, const SparseView& sent, uint64_t n) {
   writer.finish();
   return {sparse_bytes(sent.count, n, sent.type), values_finite(sent)};

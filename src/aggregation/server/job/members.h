@@ -55,7 +55,7 @@ class Members {
   /// True: it is the last one. One that is enrolled already has moved, or asks again.
   bool enrol(const wire::Enrolment& e, const Address& from) noexcept;
   using Holdings = std::array<Holding, wire::kMaxWorkers>;
-  /// What members had when they enrolled.
+  /// The state of members at enrolment.
   [[nodiscard]] Holdings holdings() const noexcept;
 
   void leave(uint32_t worker) noexcept { left_ |= bit_of(worker); }

@@ -35,7 +35,8 @@ class OwnShare {
   void begin() { std::ranges::fill(taken_, uint8_t{0}); }
   /// Is this a unit that needs no payload?
   [[nodiscard]] bool has(uint32_t unit) const { return offsets_[unit] != kElsewhere; }
-  /// What encode would encode moves out of gradient and residual; its outcomes are those of encode.
+  /// Moves the sum of gradient and residual here; the residual is then zero. Outcomes are those of
+  /// encode.
   pipeline::UnitEncoded take(uint32_t unit, const float* gradient) {
     const RankPiece& piece = *plan_->units[unit].piece;
     const uint64_t n = piece.send.unit.count;
