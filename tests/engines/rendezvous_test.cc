@@ -80,7 +80,7 @@ class Raw {
   [[nodiscard]] bool connected() const { return connected_; }
 
  private:
-  detail::Fd fd_;
+  Fd fd_;
   bool connected_ = false;
 };
 
@@ -325,7 +325,7 @@ class Impostor {
     port_ = std::to_string(ntohs(address.sin_port));
     if (bytes.empty()) return;
     thread_ = std::jthread([this, said = std::move(bytes)] {
-      const detail::Fd peer(::accept(listener_.get(), nullptr, nullptr));
+      const Fd peer(::accept(listener_.get(), nullptr, nullptr));
       char asked[100];
       (void)::recv(peer.get(), asked, sizeof asked, 0);
       (void)::send(peer.get(), said.data(), said.size(), MSG_NOSIGNAL);
@@ -338,7 +338,7 @@ class Impostor {
 
  private:
   std::string port_;
-  detail::Fd listener_;
+  Fd listener_;
   std::jthread thread_;
 };
 

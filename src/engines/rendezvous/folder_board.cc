@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "engines/rendezvous/posix.h"
+#include "laconic/bytes.h"
 
 namespace laconic::rendezvous {
 
@@ -17,11 +18,10 @@ Result<std::string> FolderBoard::put(const std::string& key, const std::string& 
                                      Deadline deadline) {
   if (!is_key(key) || !is_value(key, value)) return Errc::invalid_argument;
   const std::string path = folder_ + "/" + key;
-  const detail::Fd file(
-      ::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0644));
+  const Fd file(::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (!file) return errno == EEXIST ? settled(key, deadline) : unusable(errno);
-  std::string bytes;
-  detail::put_le(&bytes, value.size(), 8);
+  std::string bytes(8, '\0');
+  store(reinterpret_cast<uint8_t*>(bytes.data()), uint64_t{value.size()});
   bytes += value;
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t n = ::write(file.get(), bytes.data() + done, bytes.size() - done);
@@ -35,7 +35,7 @@ Result<std::string> FolderBoard::put(const std::string& key, const std::string& 
 Result<std::string> FolderBoard::get(const std::string& key, Deadline) {
   if (!is_key(key)) return Errc::invalid_argument;
   // Does not block if a named pipe has the file's name.
-  const detail::Fd file(
+  const Fd file(
       ::open((folder_ + "/" + key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!file) return errno == ENOENT ? Result<std::string>(std::string()) : unusable(errno);
   struct stat facts {};
@@ -50,7 +50,7 @@ Result<std::string> FolderBoard::get(const std::string& key, Deadline) {
     if (n <= 0) break;
     done += static_cast<size_t>(n);
   }
-  if (done < 8 || detail::get_le(std::string_view(bytes).substr(0, 8)) != done - 8)
+  if (done < 8 || load<uint64_t>(reinterpret_cast<const uint8_t*>(bytes.data())) != done - 8)
     return std::string();
   std::string value = bytes.substr(8, done - 8);
   return is_value(key, value) ? Result<std::string>(std::move(value)) : unusable(EINVAL);

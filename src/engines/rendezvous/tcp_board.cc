@@ -43,7 +43,7 @@ Result<void> TcpBoard::connect(const std::string& host, const std::string& port,
     auto addresses = detail::resolve(host, port);
     if (!addresses) return std::move(addresses).error();
     for (const addrinfo* at = addresses->get(); at != nullptr; at = at->ai_next) {
-      detail::Fd fd(::socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      Fd fd(::socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
       if (!fd) continue;
       int bad = ::connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0 ? 0 : errno;
       if (bad == EINPROGRESS) {

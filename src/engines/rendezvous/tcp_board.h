@@ -50,7 +50,7 @@ class TcpBoard final : public Board {
   std::string where_;
   std::mutex mutex_;
   std::unique_ptr<detail::Server> server_;
-  detail::Fd fd_;
+  Fd fd_;
   std::string in_;
   std::map<std::string, std::string> news_;
   Error lost_{Errc::engine_failed, {}, {}};

@@ -1,17 +1,21 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "engines/rendezvous/tcp_protocol.h"
 
-#include "engines/rendezvous/posix.h"
+#include <algorithm>
+#include <array>
+
+#include "laconic/bytes.h"
 #include "laconic/engine/rendezvous.h"
 
 namespace laconic::rendezvous::detail {
 
 std::string encode(Kind kind, std::string_view key, std::string_view value) {
-  std::string out(kMagic);
-  out.push_back(static_cast<char>(kind));
-  put_le(&out, key.size(), 1);
-  put_le(&out, 0, 2);
-  put_le(&out, value.size(), 4);
+  std::array<uint8_t, kHeader> header{};
+  std::copy(kMagic.begin(), kMagic.end(), header.begin());
+  header[4] = static_cast<uint8_t>(kind);
+  header[5] = static_cast<uint8_t>(key.size());
+  store(&header[8], static_cast<uint32_t>(value.size()));
+  std::string out(header.begin(), header.end());
   return out.append(key).append(value);
 }
 
@@ -19,8 +23,9 @@ Taken take(std::string* in, Frame* frame) {
   const std::string_view bytes(*in);
   if (!kMagic.starts_with(bytes.substr(0, kMagic.size()))) return Taken::nonsense;
   if (bytes.size() < kHeader) return Taken::nothing;
-  const uint64_t kind = get_le(bytes.substr(4, 1)), key = get_le(bytes.substr(5, 1)),
-                 zeros = get_le(bytes.substr(6, 2)), value = get_le(bytes.substr(8, 4));
+  const auto* header = reinterpret_cast<const uint8_t*>(bytes.data());
+  const uint64_t kind = header[4], key = header[5], zeros = load<uint16_t>(header + 6),
+                 value = load<uint32_t>(header + 8);
   if (kind < 1 || kind > 5 || key < 1 || key > kMaxKey || zeros != 0 || value > kMaxValue)
     return Taken::nonsense;
   if (bytes.size() < kHeader + key + value) return Taken::nothing;

@@ -63,7 +63,7 @@ class Processes {
       }
       ::close(up[1]);
       ::close(down[0]);
-      ranks_.push_back({child, rendezvous::detail::Fd(up[0]), rendezvous::detail::Fd(down[1]), {}});
+      ranks_.push_back({child, Fd(up[0]), Fd(down[1]), {}});
     }
   }
   ~Processes() {
@@ -110,7 +110,7 @@ class Processes {
   }
   struct Rank {
     pid_t process;
-    rendezvous::detail::Fd up, down;
+    Fd up, down;
     std::string said;
   };
   std::vector<Rank> ranks_;

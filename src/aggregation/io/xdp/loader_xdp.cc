@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "aggregation/io/xdp/xdp.h"
+#include "base/fd.h"
 
 // The program as clang compiled it.
 extern "C" const unsigned char laconic_bpf_object[];
@@ -49,19 +50,6 @@ std::string end_of(const std::string& log) {
   if (text.size() > kLogShown) text.replace(0, text.size() - kLogShown, "... ");
   return text;
 }
-
-class Fd {
- public:
-  explicit Fd(int fd = -1) noexcept : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&&) = delete;
-  ~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-
- private:
-  int fd_;
-};
 
 /// A map's values, in the memory of this process.
 class Shared {
