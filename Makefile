@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality control aggregation-learning engines sharded hsdp fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality control aggregation-learning engines sharded hsdp outer fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -84,6 +84,11 @@ hsdp:  ## sharded training between replicas against native HSDP into docs/result
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.engines.hsdp
+
+outer:  ## changes after the optimizer against gradients before it into docs/results/outer.md (three hours, in parts)
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python -m bench.engines.outer
 
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap

@@ -71,17 +71,18 @@ def specs(names) -> list:
     return [word for name in names for word in ("--spec", name)]
 
 
-def torch_ranks(hosts: int, rate: str | None, plan: dict) -> dict:
-    """Without a rate: processes of this machine, not of a lab."""
+def timed(module: str, plan: dict, *shape) -> dict:
+    """What a program of ranks (`module` PLAN ANSWER) answers in a lab of this shape."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "plan.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(plan))
-        words = [sys.executable, "-m", "bench.engines.engines_rank", asked, answered]
-        if rate is None:
-            executed([COMMAND, "lab", "--hosts", hosts, "--emulate", "--no-pin", "--", *words])
-        else:
-            lab(hosts, rate, words)
+        executed([COMMAND, "lab", *shape, "--", sys.executable, "-m", module, asked, answered])
         return json.loads(answered.read_text())
+
+
+def torch_ranks(hosts: int, rate: str | None, plan: dict) -> dict:
+    """Without a rate: processes of this machine, not of a lab."""
+    return timed("bench.engines.engines_rank", plan, "--hosts", hosts, *(["--emulate", "--no-pin"] if rate is None else ["--rate", rate]))
 
 
 # ---- cells ----

@@ -15,7 +15,6 @@ import functools
 import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 
 from bench.engines import engines
@@ -85,10 +84,7 @@ def learn(rank: int, way: str, seed: int, steps: int, out: Path) -> None:
 
 
 def learning(way: str, seed: int, steps: int = 0) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "answer.json"
-        group.wait(group.start(learn, WORLD, way, seed, steps or models.MODELS["gpt"].steps, out))
-        return json.loads(out.read_text())
+    return group.answered(learn, WORLD, way, seed, steps or models.MODELS["gpt"].steps)
 
 
 # ---- time -------------------------------------------------------------------------------------------------------------
@@ -96,12 +92,8 @@ def learning(way: str, seed: int, steps: int = 0) -> dict:
 
 def timed(plan: dict, rate: str | None) -> dict:
     """hsdp_rank.py on two hosts of two ranks each, or without a rate as processes of this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        asked, answered = Path(folder) / "plan.json", Path(folder) / "answer.json"
-        asked.write_text(json.dumps(plan))
-        shape = ["--emulate", "--no-pin", "--hosts", WORLD] if rate is None else ["--hosts", 2, "--per-host", 2, "--rate", rate]
-        engines.executed([engines.COMMAND, "lab", *shape, "--", sys.executable, "-m", "bench.engines.hsdp_rank", asked, answered])
-        return json.loads(answered.read_text())
+    shape = ["--emulate", "--no-pin", "--hosts", WORLD] if rate is None else ["--hosts", 2, "--per-host", 2, "--rate", rate]
+    return engines.timed("bench.engines.hsdp_rank", plan, *shape)
 
 
 # ---- cells ------------------------------------------------------------------------------------------------------------

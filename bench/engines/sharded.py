@@ -15,7 +15,6 @@ import functools
 import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 
 from bench.engines import engines
@@ -125,10 +124,7 @@ def learn(rank: int, model: str, optimizer: str, way: str, seed: int, steps: int
 
 def learning(model: str, optimizer: str, way: str, seed: int, steps: int = 0) -> dict:
     """Trained by four processes of this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "answer.json"
-        group.wait(group.start(learn, WORLD, model, optimizer, way, seed, steps or models.MODELS[model].steps, out))
-        return json.loads(out.read_text())
+    return group.answered(learn, WORLD, model, optimizer, way, seed, steps or models.MODELS[model].steps)
 
 
 # ---- time -------------------------------------------------------------------------------------------------------------
@@ -136,15 +132,7 @@ def learning(model: str, optimizer: str, way: str, seed: int, steps: int = 0) ->
 
 def timed(plan: dict, rate: str | None) -> dict:
     """bench/engines/sharded_rank.py on four hosts of a lab, or without a rate as processes of this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        asked, answered = Path(folder) / "plan.json", Path(folder) / "answer.json"
-        asked.write_text(json.dumps(plan))
-        words = [sys.executable, "-m", "bench.engines.sharded_rank", asked, answered]
-        if rate is None:
-            engines.executed([engines.COMMAND, "lab", "--hosts", WORLD, "--emulate", "--no-pin", "--", *words])
-        else:
-            engines.lab(WORLD, rate, words)
-        return json.loads(answered.read_text())
+    return engines.timed("bench.engines.sharded_rank", plan, "--hosts", WORLD, *(["--emulate", "--no-pin"] if rate is None else ["--rate", rate]))
 
 
 # ---- cells ------------------------------------------------------------------------------------------------------------

@@ -32,14 +32,21 @@ class Way:
 
     def step(self, number: int) -> float:
         """Seconds."""
-        generator = torch.Generator().manual_seed(10_000 * dist.get_rank() + number)
-        x, y = torch.randn(32, 64, generator=generator), torch.randint(0, 10, (32,), generator=generator)
+        batch = self.batch(number)
         dist.barrier()
         begin = time.perf_counter()
         self.optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(self.model(x), y).backward()
+        self.loss(batch).backward()
         self.optimizer.step()
         return time.perf_counter() - begin
+
+    def batch(self, number: int):
+        generator = torch.Generator().manual_seed(10_000 * dist.get_rank() + number)
+        return torch.randn(32, 64, generator=generator), torch.randint(0, 10, (32,), generator=generator)
+
+    def loss(self, batch) -> torch.Tensor:
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.model(x), y)
 
     def run(self, warmup: int, steps: int, begin: int) -> None:
         for number in range(warmup):
@@ -70,7 +77,7 @@ def take(asked: str, answer: str, make: Callable[[str, dict], Way]) -> None:
             way.run(plan["warmup"], plan["steps"], repeat * (plan["warmup"] + plan["steps"]))
     if dist.get_rank() == 0:
         found = {name: way.found() for name, way in ways.items()}
-        Path(answer).write_text(json.dumps({"ways": found, "elements": sum(p.numel() for p in network(plan["hidden"]).parameters())}))
+        Path(answer).write_text(json.dumps({"ways": found, "elements": sum(p.numel() for p in next(iter(ways.values())).model.parameters())}))
     dist.barrier()
     for way in ways.values():
         way.close()
