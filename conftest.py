@@ -84,11 +84,16 @@ class Abort:
         LIBC.timer_settime(self.timer, 0, struct.pack("4l", 0, 0, int(seconds), 0), None)
 
 
-@pytest.hookimpl(tryfirst=True, optionalhook=True)
+@pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_timeout_set_timer(item, settings):
-    """The plug-in raises an exception in the test, which C code that waits never sees: then the process ends."""
+    """The plug-in raises an exception in the test, once: on a machine that stops it may meet pytest's own code, where it is lost, so it is raised
+    again. C code that waits never sees it: then the process ends."""
     item.laconic_limit = settings
     item.config.laconic_abort.after(settings.timeout + GRACE)
+    is_set = yield
+    if settings.method == "signal":
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout, GRACE / 2)
+    return is_set
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

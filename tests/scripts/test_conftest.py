@@ -110,6 +110,29 @@ def test_hanging_test_is_named_with_stack_and_next_runs(tree, processes):
     assert "2 failed, 1 passed, 1 error" in out
 
 
+LOSES_THE_FIRST = """
+import time
+import pytest
+
+@pytest.mark.timeout(1)
+def test_hangs():
+    try:
+        time.sleep(1000)
+    except BaseException:
+        pass
+    time.sleep(1000)
+"""
+
+
+def test_timeout_that_is_lost_is_raised_again(tree):
+    text = (tree / "conftest.py").read_text()
+    (tree / "conftest.py").write_text(text.replace("\nGRACE = 60 ", "\nGRACE = 40 ").replace("GRACE / 2)", "1)"))
+    (tree / "tests/test_it.py").write_text(LOSES_THE_FIRST)
+    status, out = run(tree, *ONE)
+    assert (status, "1 failed" in out) == (1, True), out
+    assert re.search(r"^FAILED tests/test_it.py::test_hangs - Failed: Timeout", out, re.M), out
+
+
 def test_hanging_c_test_is_ended_with_its_children(tree):
     text = (tree / "conftest.py").read_text()
     assert "\nGRACE = 60 " in text
