@@ -318,7 +318,8 @@ def test_stopped_rank_is_named_at_timeout(tmp_path, engine):
     job = Job(tmp_path, engine, 3, "stopped", f"pids={tmp_path}/pid")
     assert job.in_time and {0, 2}.issuperset(job.ranks) and job.ranks, job.output
     for given in job.ranks.values():
-        assert given["heard"][0] == "timed_out" and "rank 1" in given["heard"][1], given
+        assert given["heard"][0] == "timed_out", given
+        assert re.search(r"\b(rank 1|ranks 0 and 1|ranks 1 and 2)\b", given["heard"][1]), given  # others, too, on a machine that stops
         assert given["again"] == given["heard"]
 
 
