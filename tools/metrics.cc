@@ -3,17 +3,17 @@
 
 namespace laconic::tools {
 
-std::string_view state_name(server::JobState state) noexcept {
+std::string_view state_name(aggregation::JobState state) noexcept {
   constexpr std::string_view kNames[] = {"gathering", "running", "failed", "ended"};
   return kNames[static_cast<std::size_t>(state)];
 }
 
-Figures figures_of(const server::Server& server) {
+Figures figures_of(const aggregation::Server& server) {
   Figures figures;
   figures.server = server.stats();
   figures.memory = server.memory_used();
   for (const auto& job : server.jobs()) {
-    const server::Slots& slots = job->slots();
+    const aggregation::Slots& slots = job->slots();
     JobFigures f{job->number(), job->state(), job->stats(), slots.open(), slots.ring().kept(), {}};
     for (uint32_t w = 0; w < job->settings().world; ++w) {
       // A program in the kernel may have got further than the process has seen.

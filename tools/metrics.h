@@ -21,8 +21,8 @@ struct WorkerFigures {
 
 struct JobFigures {
   uint64_t number = 0;
-  server::JobState state = server::JobState::gathering;
-  server::JobStats stats;
+  aggregation::JobState state = aggregation::JobState::gathering;
+  aggregation::JobStats stats;
   uint32_t open = 0, kept = 0;  ///< slots
   std::vector<WorkerFigures> workers;
 };
@@ -30,11 +30,11 @@ struct JobFigures {
 /// A copy, for other threads than the server's.
 struct Figures {
   std::vector<JobFigures> jobs;
-  server::ServerStats server;
+  aggregation::ServerStats server;
   uint64_t memory = 0;
 };
-[[nodiscard]] Figures figures_of(const server::Server& server);
-[[nodiscard]] std::string_view state_name(server::JobState state) noexcept;
+[[nodiscard]] Figures figures_of(const aggregation::Server& server);
+[[nodiscard]] std::string_view state_name(aggregation::JobState state) noexcept;
 
 class Metrics {
  public:

@@ -46,33 +46,34 @@ std::string name_of(const JobFigures& job) { return fmt::format("{:016x}", job.n
 
 constexpr std::size_t kFaults = 7;
 std::string fault_name(std::size_t fault) {
-  return std::string(wire::datagram_fault_name(static_cast<wire::DatagramFault>(fault)));
+  return std::string(aggregation::protocol::datagram_fault_name(
+      static_cast<aggregation::protocol::DatagramFault>(fault)));
 }
 
 void add_jobs(const Figures& figures, std::vector<MetricFamily>& all) {
   struct Count {
     const char* name;
     const char* help;
-    uint64_t server::JobStats::*value;
+    uint64_t aggregation::JobStats::*value;
   };
   static constexpr Count kCounts[] = {
       {"job_datagrams_total", "datagrams of the job that were accepted",
-       &server::JobStats::datagrams},
+       &aggregation::JobStats::datagrams},
       {"job_duplicates_total", "contributions that were already in their sum",
-       &server::JobStats::duplicates},
+       &aggregation::JobStats::duplicates},
       {"job_late_total", "contributions to a sum that was closed without them",
-       &server::JobStats::late},
+       &aggregation::JobStats::late},
       {"job_resent_results_total", "results that a worker requested again",
-       &server::JobStats::stored},
+       &aggregation::JobStats::stored},
       {"job_beyond_ring_total", "contributions too far ahead of the slowest worker",
-       &server::JobStats::beyond},
-      {"job_sums_total", "sums that were closed", &server::JobStats::closed},
+       &aggregation::JobStats::beyond},
+      {"job_sums_total", "sums that were closed", &aggregation::JobStats::closed},
       {"job_partial_sums_total", "sums that were closed without all workers",
-       &server::JobStats::partial},
+       &aggregation::JobStats::partial},
       {"job_multicast_sums_total", "sums that were sent once, by multicast",
-       &server::JobStats::together},
+       &aggregation::JobStats::together},
       {"job_fetched_sums_total", "sums that workers restored after a restart",
-       &server::JobStats::fetched},
+       &aggregation::JobStats::fetched},
   };
   for (const Count& count : kCounts) {
     Family family = counter(count.name, count.help);
@@ -117,7 +118,7 @@ void add_server(const Figures& figures, std::vector<MetricFamily>& all) {
     family.add({}, value);
     all.push_back(family.take());
   };
-  const server::ServerStats& s = figures.server;
+  const aggregation::ServerStats& s = figures.server;
   single(counter("server_datagrams_total", "datagrams received"), s.datagrams);
   single(counter("server_strangers_total", "datagrams of unknown jobs"), s.strangers);
   single(counter("server_unanswered_total", "unknown senders above the reply rate limit"),

@@ -73,7 +73,7 @@ Result<std::array<uint8_t, N>> random_bytes() {
 
 /// Never over a file that is there: some job may be using it.
 Result<void> write_token(const std::string& path) {
-  const auto token = random_bytes<sizeof(wire::Token)>();
+  const auto token = random_bytes<sizeof(aggregation::protocol::Token)>();
   if (!token) return token.error();
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return file_error("new token", path);
@@ -113,8 +113,8 @@ Result<net::Io> choose_io(const std::string& name) {
                "auto, gso, mmsg or xdp; laconic serve --check shows what works here"};
 }
 
-Result<server::UdpServerSettings> settings_of(const Options& options) {
-  server::UdpServerSettings settings;
+Result<aggregation::UdpServerSettings> settings_of(const Options& options) {
+  aggregation::UdpServerSettings settings;
   settings.bind = options.bind;
   settings.server.jobs = options.jobs;
   settings.server.full_tags = options.auth == "full";
@@ -169,7 +169,7 @@ std::string first_line(const Error& error) {
 
 int check(const Options& options) {
   const bool gso = net::has_gso();
-  const auto xdp = server::Xdp::check();
+  const auto xdp = aggregation::Xdp::check();
   const Json found =
       Json::array({{{"io", "gso"},
                     {"works", gso},
@@ -202,7 +202,7 @@ void say(const Json& json) {
   std::fflush(stdout);
 }
 
-void print_start(const Options& options, const server::UdpServer& server, net::Io io,
+void print_start(const Options& options, const aggregation::UdpServer& server, net::Io io,
                  const Metrics* metrics) {
   const char* name = io == net::Io::gso ? "gso" : "mmsg";
   if (!options.interfaces.empty()) name = "xdp";
@@ -220,7 +220,7 @@ void print_start(const Options& options, const server::UdpServer& server, net::I
   std::fflush(stdout);
 }
 
-void print_end(const Options& options, const server::ServerStats& stats) {
+void print_end(const Options& options, const aggregation::ServerStats& stats) {
   uint64_t rejected = 0;
   for (const uint64_t count : stats.rejected) rejected += count;
   if (options.json) {
@@ -261,9 +261,11 @@ int serve(const Options& options) {
     auto opened = open_metrics(options.metrics);
     if (!opened) return fail(opened.error(), options.json, kBadAnswer);
     metrics = *std::move(opened);
-    settings->observe = [&](const server::Server& server) { metrics->show(figures_of(server)); };
+    settings->observe = [&](const aggregation::Server& server) {
+      metrics->show(figures_of(server));
+    };
   }
-  const auto server = server::UdpServer::open(*settings);
+  const auto server = aggregation::UdpServer::open(*settings);
   if (!server) return fail(server.error(), options.json, kBadAnswer);
   if (auto dropped = drop_privileges(!options.interfaces.empty()); !dropped) {
     warn("root's privileges are kept: " + dropped.error().message);

@@ -44,6 +44,8 @@
 #endif
 
 namespace laconic::bench {
+
+namespace protocol = aggregation::protocol;
 namespace {
 
 using net::Batch;
@@ -60,10 +62,10 @@ constexpr uint16_t kRing = 1024;
 constexpr uint64_t kWindow = 256;  // granules that a worker has under way
 /// The same behind a veth, which keeps 256 packets of all.
 constexpr uint64_t kVethWindow = 64;
-constexpr uint64_t kData = wire::kUpHeaderBytes + kLanes / 2;
-constexpr uint64_t kResult = wire::kDownHeaderBytes + kLanes;
+constexpr uint64_t kData = protocol::kUpHeaderBytes + kLanes / 2;
+constexpr uint64_t kResult = protocol::kDownHeaderBytes + kLanes;
 /// Of servers that are not on loopback.
-constexpr wire::Token kToken{1};
+constexpr protocol::Token kToken{1};
 constexpr auto kPatience = std::chrono::milliseconds(20);
 constexpr double kRegisters = 10;  ///< seconds in which workers register, or there is no server
 
@@ -80,8 +82,8 @@ double cpu_seconds(pthread_t thread) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-wire::JobSettings job_settings(uint8_t world) {
-  wire::JobSettings s;
+protocol::JobSettings job_settings(uint8_t world) {
+  protocol::JobSettings s;
   s.world = s.needed = world;
   s.code_bits = 4;
   s.lane_bits = 8;
@@ -121,10 +123,10 @@ class Peer {
 class Serving final : public Peer {
  public:
   explicit Serving(Io io) : Serving(on_loopback(io)) {}
-  explicit Serving(server::UdpServerSettings settings) {
+  explicit Serving(aggregation::UdpServerSettings settings) {
     const Io io = settings.io;
     settings.server.secret[0] = settings.server.secret[16] = 1;  // epochs begin above 0
-    auto opened = server::UdpServer::open(settings);
+    auto opened = aggregation::UdpServer::open(settings);
     if (!opened) std::exit(tools::fail(opened.error(), true, 1));
     server_ = std::move(*opened);
     begin(io == Io::gso ? "gso" : "mmsg",
@@ -134,13 +136,13 @@ class Serving final : public Peer {
   [[nodiscard]] std::string address() const override { return server_->address(); }
 
  private:
-  static server::UdpServerSettings on_loopback(Io io) {
-    server::UdpServerSettings settings;
+  static aggregation::UdpServerSettings on_loopback(Io io) {
+    aggregation::UdpServerSettings settings;
     settings.bind = "127.0.0.1:0";
     settings.io = io;
     return settings;
   }
-  std::unique_ptr<server::UdpServer> server_;
+  std::unique_ptr<aggregation::UdpServer> server_;
 };
 
 /// Answers 64 datagrams with one call and one piece of memory: less work is not possible.
@@ -191,9 +193,9 @@ class Echo final : public Peer {
     std::size_t count = 0;
     const int n = receiver_.receive(socket, [&](const Endpoint&, Bytes datagram) {
       uint8_t* header = answers_.data() + count * kResult;
-      std::memcpy(header, datagram.data(), wire::kUpHeaderBytes);
-      header[2] = static_cast<uint8_t>(wire::kDatagramVersion << 4U |
-                                       static_cast<uint8_t>(wire::DatagramType::result));
+      std::memcpy(header, datagram.data(), protocol::kUpHeaderBytes);
+      header[2] = static_cast<uint8_t>(protocol::kDatagramVersion << 4U |
+                                       static_cast<uint8_t>(protocol::DatagramType::result));
       if (++count < 61) return;
       flush(socket, count);
       count = 0;
@@ -237,7 +239,7 @@ class Echo final : public Peer {
 class Worker {
  public:
   Worker(const std::string& address, Io io, uint8_t rank, uint8_t world = kWorkers,
-         const wire::Token& token = {}, uint64_t window = kWindow)
+         const protocol::Token& token = {}, uint64_t window = kWindow)
       : rank_(rank),
         world_(world),
         token_(token),
@@ -252,31 +254,31 @@ class Worker {
   /// To a server; all of a job have to be called until all have registered. Datagrams are lost, the
   /// answer or the enrolment behind it as well: who is not welcome yet says hello again.
   bool enrol(uint64_t job, Receiver& receiver) {
-    const wire::Applicant me{job, job * 64 + rank_, 1, rank_};
-    std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
+    const protocol::Applicant me{job, job * 64 + rank_, 1, rank_};
+    std::array<uint8_t, protocol::kMaxEnrolmentBytes> bytes{};
     if (!enrolled_ && Clock::now() - asked_ > kPatience) {
       asked_ = Clock::now();
-      const std::size_t size = wire::write_hello(me, nullptr, bytes.data());
+      const std::size_t size = protocol::write_hello(me, nullptr, bytes.data());
       if (hellos_++ >= lost_hellos) post({bytes.data(), size});
     }
     receiver.receive(socket_, [&](const Endpoint&, Bytes datagram) {
-      wire::Challenge challenge;
-      wire::Welcome welcome;
-      if (wire::parse_challenge(datagram, &challenge) == wire::DatagramFault::none) {
-        wire::Enrolment e;
+      protocol::Challenge challenge;
+      protocol::Welcome welcome;
+      if (protocol::parse_challenge(datagram, &challenge) == protocol::DatagramFault::none) {
+        protocol::Enrolment e;
         e.from = me;
         e.epoch = challenge.epoch;
         e.nonce = challenge.nonce;
         e.settings = job_settings(world_);
         const std::vector<uint8_t> held(e.settings.ring / 8U);
         e.held = held;
-        key_ = wire::job_key(token_, job, e.epoch);
+        key_ = protocol::job_key(token_, job, e.epoch);
         if (challenge.pad) padding_ = e.settings.padded_bytes() - e.settings.code_bytes();
         epoch_ = static_cast<uint16_t>(e.epoch);
         job_ = static_cast<uint32_t>(job);
-        const auto key = wire::enrolment_key(token_, me, e.epoch, e.nonce);
-        post({bytes.data(), wire::write_enrolment(e, key, bytes.data())});
-      } else if (wire::parse_welcome(datagram, &welcome) == wire::DatagramFault::none) {
+        const auto key = protocol::enrolment_key(token_, me, e.epoch, e.nonce);
+        post({bytes.data(), protocol::write_enrolment(e, key, bytes.data())});
+      } else if (protocol::parse_welcome(datagram, &welcome) == protocol::DatagramFault::none) {
         enrolled_ |= welcome.complete;
       }
     });
@@ -287,14 +289,14 @@ class Worker {
     if (again) next_ = ack_;
     for (; next_ < ack_ + window_; ++next_) {
       if (got_[next_ % kRing] == next_) continue;
-      wire::UpHeader h;
+      protocol::UpHeader h;
       h.job = job_;
       h.granule = static_cast<uint32_t>(next_);
       h.epoch = epoch_;
       h.ahead = static_cast<uint16_t>(next_ - ack_);
       h.worker = rank_;
-      std::array<uint8_t, wire::kUpHeaderBytes> header;
-      wire::write_up(h, key_, wire::era_of(next_), codes_, header.data(), padding_);
+      std::array<uint8_t, protocol::kUpHeaderBytes> header;
+      protocol::write_up(h, key_, protocol::era_of(next_), codes_, header.data(), padding_);
       if (batch_.push(header, codes_, padding_)) continue;
       batch_.flush(socket_, nullptr);
       batch_.push(header, codes_, padding_);
@@ -310,7 +312,7 @@ class Worker {
     const uint64_t before = ack_;
     const int n = receiver.receive(socket_, [&](const Endpoint&, Bytes datagram) {
       if (datagram.size() != kResult) return;
-      const uint64_t number = wire::nearest_number(load<uint32_t>(datagram.data() + 8), ack_);
+      const uint64_t number = protocol::nearest_number(load<uint32_t>(datagram.data() + 8), ack_);
       if (number >= ack_ && number < ack_ + kRing) got_[number % kRing] = number;
       while (got_[ack_ % kRing] == ack_) ++ack_;
     });
@@ -325,12 +327,12 @@ class Worker {
   void post(Bytes bytes) { ::send(socket_.fd(), bytes.data(), bytes.size(), 0); }
 
   uint8_t rank_, world_;
-  wire::Token token_;
+  protocol::Token token_;
   std::size_t padding_ = 0;
   Socket socket_;
   Batch batch_;
   std::vector<uint8_t> codes_;
-  wire::SipKey key_{};
+  protocol::SipKey key_{};
   uint16_t epoch_ = 0;
   uint32_t job_ = 0;
   Clock::time_point asked_{};
@@ -472,7 +474,7 @@ Rate sample(Pair& pair, double seconds) {
 }
 
 std::unique_ptr<Pair> in_switch(const VethSwitch& place, bool xdp, uint64_t job) {
-  server::UdpServerSettings settings;
+  aggregation::UdpServerSettings settings;
   settings.bind = std::string(VethSwitch::kAddress) + ":0";
   settings.io = xdp ? Io::gso : Io::mmsg;
   settings.server.token = kToken;
@@ -483,7 +485,7 @@ std::unique_ptr<Pair> in_switch(const VethSwitch& place, bool xdp, uint64_t job)
 
 /// A program in the kernel at the ports of a switch, and `mmsg` in another one.
 Json kernel_path(double seconds, int rounds) {
-  if (const auto works = server::Xdp::check(); !works) {
+  if (const auto works = aggregation::Xdp::check(); !works) {
     return {{"reason", works.error().message.substr(0, works.error().message.find('\n'))}};
   }
   const VethSwitch with(kWorkers), without(kWorkers);

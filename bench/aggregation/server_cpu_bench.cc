@@ -36,6 +36,8 @@
 #include "samples.h"
 
 namespace laconic::bench {
+
+namespace protocol = aggregation::protocol;
 namespace {
 
 using tools::Clock;
@@ -44,8 +46,8 @@ using tools::Json;
 constexpr uint32_t kGranule = 1024;
 constexpr std::size_t kMostWorkers = 8;
 
-wire::JobSettings job_settings() {
-  wire::JobSettings s;
+protocol::JobSettings job_settings() {
+  protocol::JobSettings s;
   s.code_bits = 4;
   s.lane_bits = 8;
   s.table_size = 16;
@@ -131,9 +133,9 @@ class Codes {
 
  private:
   uint64_t elements_;
-  std::vector<Granules<wire::kUpHeaderBytes, kGranule / 2>> codes_;
-  Granules<wire::kDownHeaderBytes, kGranule> lanes_;
-  server::Adder adder_{job_settings()};
+  std::vector<Granules<protocol::kUpHeaderBytes, kGranule / 2>> codes_;
+  Granules<protocol::kDownHeaderBytes, kGranule> lanes_;
+  aggregation::Adder adder_{job_settings()};
   const kernels::GridKernels& grid_ = kernels::grid_kernels(best_isa());
   alignas(16) uint8_t table_[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 };
@@ -170,8 +172,8 @@ class Floats {
   float* sum(uint64_t at) { return reinterpret_cast<float*>(sum_.at(at)); }
 
   uint64_t elements_;
-  std::vector<Granules<wire::kUpHeaderBytes, kGranule * sizeof(float)>> values_;
-  Granules<wire::kDownHeaderBytes, kGranule * sizeof(float)> sum_;
+  std::vector<Granules<protocol::kUpHeaderBytes, kGranule * sizeof(float)>> values_;
+  Granules<protocol::kDownHeaderBytes, kGranule * sizeof(float)> sum_;
   const kernels::BasicKernels& basic_ = kernels::basic_kernels(best_isa());
 };
 

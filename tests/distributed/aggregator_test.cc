@@ -215,13 +215,13 @@ TEST(Aggregator, LateRankIsNotAwaited) {
   }
 }
 
-wire::Token token_of(uint8_t seed) {
-  wire::Token token;
+aggregation::protocol::Token token_of(uint8_t seed) {
+  aggregation::protocol::Token token;
   for (uint8_t i = 0; i < token.size(); ++i) token[i] = static_cast<uint8_t>(seed + 7 * i);
   return token;
 }
 
-std::string token_file(const char* name, const wire::Token& token) {
+std::string token_file(const char* name, const aggregation::protocol::Token& token) {
   const std::string path = (std::filesystem::temp_directory_path() /
                             (std::string("laconic-") + name + std::to_string(::getpid())))
                                .string();

@@ -14,7 +14,7 @@
 namespace {
 
 using namespace laconic;
-using namespace laconic::wire;
+using namespace laconic::aggregation::protocol;
 
 constexpr SipKey kKey{1, 2};
 

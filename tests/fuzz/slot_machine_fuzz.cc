@@ -15,14 +15,14 @@
 namespace {
 
 using namespace laconic;
-using namespace laconic::server;
+using namespace laconic::aggregation;
 
 void require(bool condition) {
   if (!condition) std::abort();
 }
 
-wire::JobSettings settings_of(const uint8_t* p) {
-  wire::JobSettings s;
+protocol::JobSettings settings_of(const uint8_t* p) {
+  protocol::JobSettings s;
   s.world = static_cast<uint8_t>(1 + p[0] % 8);
   s.needed = static_cast<uint8_t>(1 + p[1] % s.world);
   s.code_bits = 2;
@@ -87,7 +87,8 @@ class Script {
   void tally(uint32_t worker, uint64_t number, bool empty) {
     std::vector<uint8_t> payload(empty ? 0 : 32);
     if (!empty) payload[4 * worker] = 1;
-    const auto flags = static_cast<uint8_t>(empty ? wire::kEmpty | wire::kValues : wire::kValues);
+    const auto flags =
+        static_cast<uint8_t>(empty ? protocol::kEmpty | protocol::kValues : protocol::kValues);
     const Verdict verdict = slots_.add(now_, {worker, number, 1, 2, flags, payload});
     require(verdict != Verdict::differs);
     check();
@@ -96,8 +97,8 @@ class Script {
   void bring(uint32_t worker, uint64_t number, uint8_t how) {
     Fetch fetch;
     (void)slots_.next_fetch(now_, 50, &fetch);
-    wire::DownHeader header;
-    header.flags = wire::kValues;
+    protocol::DownHeader header;
+    header.flags = protocol::kValues;
     header.bitmap = how & ((uint64_t{1} << settings_.world) - 1);
     header.added = static_cast<uint8_t>(std::popcount(header.bitmap));
     std::vector<uint8_t> payload(32);
@@ -127,7 +128,7 @@ class Script {
     }
   }
 
-  wire::JobSettings settings_;
+  protocol::JobSettings settings_;
   Slots slots_;
   std::vector<std::vector<uint8_t>> held_;
   bool lost_ = false;

@@ -13,6 +13,8 @@
 
 namespace laconic::golden {
 
+namespace protocol = aggregation::protocol;
+
 struct DatagramCase {
   std::string name;
   std::string layout;  ///< up, down, hello, challenge, enrol, welcome, refusal, stranger
@@ -24,14 +26,14 @@ struct DatagramCase {
 inline constexpr uint64_t kGoldenJob = 0x1122334455667788U, kGoldenEpoch = 0x99AABBCCDDEEFF01U;
 inline constexpr uint64_t kGoldenNonce = 0x0F1E2D3C4B5A6978U;
 /// 239.7.4.2:7420 and [ff12::742]:7421.
-inline constexpr wire::Group kGoldenGroup{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 239, 7, 4, 2},
-                                          7420};
-inline constexpr wire::Group kGoldenGroup6{
+inline constexpr protocol::Group kGoldenGroup{
+    {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 239, 7, 4, 2}, 7420};
+inline constexpr protocol::Group kGoldenGroup6{
     {0xFF, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x07, 0x42}, 7421};
-inline constexpr wire::Applicant kGoldenApplicant{kGoldenJob, 0xCAFEBABE12345678U, 3, 2};
+inline constexpr protocol::Applicant kGoldenApplicant{kGoldenJob, 0xCAFEBABE12345678U, 3, 2};
 
-inline wire::Token golden_token() {
-  wire::Token token;
+inline protocol::Token golden_token() {
+  protocol::Token token;
   for (std::size_t i = 0; i < token.size(); ++i) token[i] = static_cast<uint8_t>(i);
   return token;
 }
@@ -42,8 +44,8 @@ inline std::vector<uint8_t> golden_payload(std::size_t size) {
   return payload;
 }
 
-inline wire::JobSettings golden_settings() {
-  wire::JobSettings s;
+inline protocol::JobSettings golden_settings() {
+  protocol::JobSettings s;
   s.world = 4;
   s.needed = 3;
   s.code_bits = 4;
@@ -59,36 +61,36 @@ inline wire::JobSettings golden_settings() {
   return s;
 }
 
-inline DatagramCase golden_up(std::string name, const wire::UpHeader& h, uint64_t era,
+inline DatagramCase golden_up(std::string name, const protocol::UpHeader& h, uint64_t era,
                               std::size_t payload_size) {
   const auto payload = golden_payload(payload_size);
-  DatagramCase c{std::move(name), "up", std::vector<uint8_t>(wire::kUpHeaderBytes), kGoldenEpoch,
-                 era};
-  const auto key = wire::job_key(golden_token(), kGoldenJob, kGoldenEpoch);
-  wire::write_up(h, key, era, payload, c.bytes.data());
+  DatagramCase c{std::move(name), "up", std::vector<uint8_t>(protocol::kUpHeaderBytes),
+                 kGoldenEpoch, era};
+  const auto key = protocol::job_key(golden_token(), kGoldenJob, kGoldenEpoch);
+  protocol::write_up(h, key, era, payload, c.bytes.data());
   c.bytes.insert(c.bytes.end(), payload.begin(), payload.end());
   return c;
 }
 
-inline DatagramCase golden_down(std::string name, const wire::DownHeader& h, uint64_t era,
+inline DatagramCase golden_down(std::string name, const protocol::DownHeader& h, uint64_t era,
                                 std::size_t payload_size) {
   const auto payload = golden_payload(payload_size);
-  DatagramCase c{std::move(name), "down", std::vector<uint8_t>(wire::kDownHeaderBytes),
+  DatagramCase c{std::move(name), "down", std::vector<uint8_t>(protocol::kDownHeaderBytes),
                  kGoldenEpoch, era};
-  const auto key = wire::job_key(golden_token(), kGoldenJob, kGoldenEpoch);
-  wire::write_down(h, key, era, payload, c.bytes.data());
+  const auto key = protocol::job_key(golden_token(), kGoldenJob, kGoldenEpoch);
+  protocol::write_down(h, key, era, payload, c.bytes.data());
   c.bytes.insert(c.bytes.end(), payload.begin(), payload.end());
   return c;
 }
 
 inline std::vector<DatagramCase> golden_registration() {
-  const wire::Token token = golden_token();
-  const wire::SipKey challenge = wire::challenge_key(token, kGoldenApplicant);
-  const wire::SipKey enrol =
-      wire::enrolment_key(token, kGoldenApplicant, kGoldenEpoch, kGoldenNonce);
-  const wire::SipKey job = wire::job_key(token, kGoldenJob, kGoldenEpoch);
+  const protocol::Token token = golden_token();
+  const protocol::SipKey challenge = protocol::challenge_key(token, kGoldenApplicant);
+  const protocol::SipKey enrol =
+      protocol::enrolment_key(token, kGoldenApplicant, kGoldenEpoch, kGoldenNonce);
+  const protocol::SipKey job = protocol::job_key(token, kGoldenJob, kGoldenEpoch);
   std::vector<DatagramCase> cases;
-  std::array<uint8_t, wire::kMaxEnrolmentBytes> out{};
+  std::array<uint8_t, protocol::kMaxEnrolmentBytes> out{};
   const auto add = [&](const char* name, const char* layout, uint64_t bytes) {
     cases.push_back({name,
                      layout,
@@ -96,16 +98,16 @@ inline std::vector<DatagramCase> golden_registration() {
                      kGoldenEpoch,
                      0});
   };
-  add("hello", "hello", wire::write_hello(kGoldenApplicant, nullptr, out.data()));
-  const wire::SipKey hello = wire::hello_key(token);
-  add("hello_tagged", "hello", wire::write_hello(kGoldenApplicant, &hello, out.data()));
+  add("hello", "hello", protocol::write_hello(kGoldenApplicant, nullptr, out.data()));
+  const protocol::SipKey hello = protocol::hello_key(token);
+  add("hello_tagged", "hello", protocol::write_hello(kGoldenApplicant, &hello, out.data()));
   add("challenge", "challenge",
-      wire::write_challenge({kGoldenApplicant, false, kGoldenEpoch, kGoldenNonce}, challenge,
-                            out.data()));
+      protocol::write_challenge({kGoldenApplicant, false, kGoldenEpoch, kGoldenNonce}, challenge,
+                                out.data()));
   add("challenge_pad", "challenge",
-      wire::write_challenge({kGoldenApplicant, true, kGoldenEpoch, kGoldenNonce}, challenge,
-                            out.data()));
-  wire::Enrolment e;
+      protocol::write_challenge({kGoldenApplicant, true, kGoldenEpoch, kGoldenNonce}, challenge,
+                                out.data()));
+  protocol::Enrolment e;
   e.from = kGoldenApplicant;
   e.epoch = kGoldenEpoch;
   e.nonce = kGoldenNonce;
@@ -114,48 +116,49 @@ inline std::vector<DatagramCase> golden_registration() {
   e.kept = 0xFFFFFFF8U;
   const std::array<uint8_t, 8> held{0x05, 0, 0, 0, 0, 0, 0, 0x80};
   e.held = held;
-  add("enrol", "enrol", wire::write_enrolment(e, enrol, out.data()));
+  add("enrol", "enrol", protocol::write_enrolment(e, enrol, out.data()));
   e.wants_group = true;
-  add("enrol_group", "enrol", wire::write_enrolment(e, enrol, out.data()));
+  add("enrol_group", "enrol", protocol::write_enrolment(e, enrol, out.data()));
   add("welcome", "welcome",
-      wire::write_welcome({kGoldenApplicant, 4, true, kGoldenEpoch}, job, out.data()));
+      protocol::write_welcome({kGoldenApplicant, 4, true, kGoldenEpoch}, job, out.data()));
   add("welcome_incomplete", "welcome",
-      wire::write_welcome({kGoldenApplicant, 3, false, kGoldenEpoch}, job, out.data()));
+      protocol::write_welcome({kGoldenApplicant, 3, false, kGoldenEpoch}, job, out.data()));
   add("welcome_group", "welcome",
-      wire::write_welcome({kGoldenApplicant, 4, true, kGoldenEpoch, kGoldenGroup}, job,
-                          out.data()));
+      protocol::write_welcome({kGoldenApplicant, 4, true, kGoldenEpoch, kGoldenGroup}, job,
+                              out.data()));
   add("welcome_group6", "welcome",
-      wire::write_welcome({kGoldenApplicant, 2, false, kGoldenEpoch, kGoldenGroup6}, job,
-                          out.data()));
+      protocol::write_welcome({kGoldenApplicant, 2, false, kGoldenEpoch, kGoldenGroup6}, job,
+                              out.data()));
   add("refusal", "refusal",
-      wire::write_refusal({kGoldenApplicant, wire::Reason::world, 4, 5}, challenge, out.data()));
-  wire::write_stranger(static_cast<uint32_t>(kGoldenJob), out.data());
-  add("stranger", "stranger", wire::kUpHeaderBytes);
+      protocol::write_refusal({kGoldenApplicant, protocol::Reason::world, 4, 5}, challenge,
+                              out.data()));
+  protocol::write_stranger(static_cast<uint32_t>(kGoldenJob), out.data());
+  add("stranger", "stranger", protocol::kUpHeaderBytes);
   return cases;
 }
 
 inline std::vector<DatagramCase> golden_steady() {
-  using wire::DatagramType;
+  using protocol::DatagramType;
   const auto job = static_cast<uint32_t>(kGoldenJob);
   const auto epoch = static_cast<uint16_t>(kGoldenEpoch);
-  const wire::UpHeader up{
-      DatagramType::data, wire::kFirst, job, 7, 0xDEADBEEF, epoch, 5, 0x3C00, 2};
-  wire::UpHeader bare = up;
+  const protocol::UpHeader up{
+      DatagramType::data, protocol::kFirst, job, 7, 0xDEADBEEF, epoch, 5, 0x3C00, 2};
+  protocol::UpHeader bare = up;
   bare.flags = 0;
   bare.norm = 0;
-  wire::UpHeader empty = up, full = up, values = up, hears = up, tries = bare;
-  hears.flags = wire::kFirst | wire::kGroup;
+  protocol::UpHeader empty = up, full = up, values = up, hears = up, tries = bare;
+  hears.flags = protocol::kFirst | protocol::kGroup;
   tries.type = DatagramType::ack;
-  tries.flags = wire::kTry;
-  empty.flags = wire::kEmpty | wire::kTrouble;
-  full.flags = wire::kFull;
-  values.flags = wire::kValues;
-  const wire::DownHeader down{
+  tries.flags = protocol::kTry;
+  empty.flags = protocol::kEmpty | protocol::kTrouble;
+  full.flags = protocol::kFull;
+  values.flags = protocol::kValues;
+  const protocol::DownHeader down{
       DatagramType::result, 0, job, 7, 0xDEADBEEF, epoch, 5, 0x3C00, 2, 3, 0xD};
-  wire::DownHeader held = down, nothing = down, status = down, failed = down, several = down;
+  protocol::DownHeader held = down, nothing = down, status = down, failed = down, several = down;
   held.type = DatagramType::held;
   held.ahead = 2;
-  nothing.flags = wire::kEmpty;
+  nothing.flags = protocol::kEmpty;
   nothing.added = 0;
   status = {DatagramType::status, 0, job, 7, 0, epoch, 0, 0, 0, 0, 0};
   failed = {DatagramType::failed, 0, job, 7, 0, epoch, 0, 0, 3, 11, 0};
@@ -216,16 +219,16 @@ inline std::vector<DatagramCase> golden_broken() {
   change("data", "zero", 23, 1);
   change("data", "granule", 8, 8);
   change("data", "tag", 31, 0xFF);
-  change("data", "empty_with_payload", 3, wire::kEmpty);
+  change("data", "empty_with_payload", 3, protocol::kEmpty);
   change("data_full_tag", "payload", 32, 0xFF);
-  change("data_group", "try", 3, wire::kGroup | wire::kTry);
-  change("pull", "try", 3, wire::kTry);
+  change("data_group", "try", 3, protocol::kGroup | protocol::kTry);
+  change("pull", "try", 3, protocol::kTry);
   change("pull", "norm", 20, 1);
-  change("pull", "flag", 3, wire::kTrouble);
+  change("pull", "flag", 3, protocol::kTrouble);
   change("result", "bitmap", 24, 0xF);
   change("result", "added", 22, 4);
   change("result", "added_0", 22, 0);
-  change("result", "group", 3, wire::kGroup);
+  change("result", "group", 3, protocol::kGroup);
   change("status", "bitmap", 24, 1);
   change("failed_several", "worker", 22, 4);
   change("failed_several", "beyond", 22, 64);
@@ -240,7 +243,7 @@ inline std::vector<DatagramCase> golden_broken() {
   change("welcome_group", "address", 53, 8);
   change("welcome_group6", "unicast", 40, 0xFE);
   change("enrol", "job", 4, 1);
-  change("enrol", "flag", 3, wire::kTry);
+  change("enrol", "flag", 3, protocol::kTry);
   change("enrol", "ring", 68, 60);
   change("enrol", "tag", 130, 1);
   change("challenge", "tag", 40, 1);
@@ -270,51 +273,54 @@ inline std::vector<DatagramCase> golden_datagrams() {
 
 /// What a reader says: a fault, or whether the tag is right.
 inline std::string verdict_of(const DatagramCase& c) {
-  const wire::Token token = golden_token();
-  const wire::SipKey job = wire::job_key(token, kGoldenJob, c.epoch);
-  const auto say = [&](wire::DatagramFault fault, auto tag) -> std::string {
-    if (fault != wire::DatagramFault::none) return std::string(wire::datagram_fault_name(fault));
+  const protocol::Token token = golden_token();
+  const protocol::SipKey job = protocol::job_key(token, kGoldenJob, c.epoch);
+  const auto say = [&](protocol::DatagramFault fault, auto tag) -> std::string {
+    if (fault != protocol::DatagramFault::none)
+      return std::string(protocol::datagram_fault_name(fault));
     return tag() ? "sound" : "tag";
   };
-  const auto message = [&](const wire::SipKey& key) {
-    return [&c, key] { return wire::message_tag_is_right(c.bytes, key); };
+  const auto message = [&](const protocol::SipKey& key) {
+    return [&c, key] { return protocol::message_tag_is_right(c.bytes, key); };
   };
-  const wire::SipKey challenge = wire::challenge_key(token, kGoldenApplicant);
+  const protocol::SipKey challenge = protocol::challenge_key(token, kGoldenApplicant);
   if (c.layout == "up") {
-    wire::UpHeader h;
-    return say(wire::parse_up(c.bytes, &h),
-               [&] { return wire::tag_is_right(c.bytes, wire::kUpHeaderBytes, job, c.era); });
+    protocol::UpHeader h;
+    return say(protocol::parse_up(c.bytes, &h), [&] {
+      return protocol::tag_is_right(c.bytes, protocol::kUpHeaderBytes, job, c.era);
+    });
   }
   if (c.layout == "down") {
-    wire::DownHeader h;
-    return say(wire::parse_down(c.bytes, &h),
-               [&] { return wire::tag_is_right(c.bytes, wire::kDownHeaderBytes, job, c.era); });
+    protocol::DownHeader h;
+    return say(protocol::parse_down(c.bytes, &h), [&] {
+      return protocol::tag_is_right(c.bytes, protocol::kDownHeaderBytes, job, c.era);
+    });
   }
   if (c.layout == "hello") {
-    wire::Applicant who;
+    protocol::Applicant who;
     bool tagged = false;
-    const auto fault = wire::parse_hello(c.bytes, &who, &tagged);
-    return say(fault, [&] { return !tagged || message(wire::hello_key(token))(); });
+    const auto fault = protocol::parse_hello(c.bytes, &who, &tagged);
+    return say(fault, [&] { return !tagged || message(protocol::hello_key(token))(); });
   }
   if (c.layout == "challenge") {
-    wire::Challenge x;
-    return say(wire::parse_challenge(c.bytes, &x), message(challenge));
+    protocol::Challenge x;
+    return say(protocol::parse_challenge(c.bytes, &x), message(challenge));
   }
   if (c.layout == "enrol") {
-    wire::Enrolment e;
-    const auto fault = wire::parse_enrolment(c.bytes, &e);
-    return say(fault, message(wire::enrolment_key(token, e.from, e.epoch, e.nonce)));
+    protocol::Enrolment e;
+    const auto fault = protocol::parse_enrolment(c.bytes, &e);
+    return say(fault, message(protocol::enrolment_key(token, e.from, e.epoch, e.nonce)));
   }
   if (c.layout == "welcome") {
-    wire::Welcome w;
-    return say(wire::parse_welcome(c.bytes, &w), message(job));
+    protocol::Welcome w;
+    return say(protocol::parse_welcome(c.bytes, &w), message(job));
   }
   if (c.layout == "refusal") {
-    wire::Refusal r;
-    return say(wire::parse_refusal(c.bytes, &r), message(challenge));
+    protocol::Refusal r;
+    return say(protocol::parse_refusal(c.bytes, &r), message(challenge));
   }
   uint32_t number = 0;
-  return say(wire::parse_stranger(c.bytes, &number), [] { return true; });
+  return say(protocol::parse_stranger(c.bytes, &number), [] { return true; });
 }
 
 }  // namespace laconic::golden

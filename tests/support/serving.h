@@ -19,15 +19,16 @@ class Serving {
   using Io = net::Io;
 
   explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
-                   const wire::Token& token = {}, bool full_tags = false)
+                   const aggregation::protocol::Token& token = {}, bool full_tags = false)
       : Serving(settings_of(bind, token, full_tags), secret) {}
   explicit Serving(Io io, const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
-                   const std::string& multicast = "", const wire::Token& token = {})
+                   const std::string& multicast = "",
+                   const aggregation::protocol::Token& token = {})
       : Serving(settings_of(bind, token, false, io, multicast), secret) {}
-  Serving(server::UdpServerSettings settings, uint64_t secret) {
+  Serving(aggregation::UdpServerSettings settings, uint64_t secret) {
     store(settings.server.secret.data(), secret);
     store(settings.server.secret.data() + 16, secret << 20U);
-    auto opened = server::UdpServer::open(settings);
+    auto opened = aggregation::UdpServer::open(settings);
     if (!opened) {
       ADD_FAILURE() << opened.error().message;
       return;
@@ -45,10 +46,11 @@ class Serving {
   [[nodiscard]] const std::string& address() const { return address_; }
 
  private:
-  static server::UdpServerSettings settings_of(const std::string& bind, const wire::Token& token,
-                                               bool full_tags, Io io = Io::gso,
-                                               const std::string& multicast = "") {
-    server::UdpServerSettings settings;
+  static aggregation::UdpServerSettings settings_of(const std::string& bind,
+                                                    const aggregation::protocol::Token& token,
+                                                    bool full_tags, Io io = Io::gso,
+                                                    const std::string& multicast = "") {
+    aggregation::UdpServerSettings settings;
     settings.bind = bind;
     settings.io = io;
     settings.multicast = multicast;
@@ -57,7 +59,7 @@ class Serving {
     return settings;
   }
 
-  std::unique_ptr<server::UdpServer> server_;
+  std::unique_ptr<aggregation::UdpServer> server_;
   std::string address_;
   std::atomic<bool> stop_{false};
   std::thread thread_;

@@ -16,10 +16,9 @@
 
 #include "aggregation/io/xdp/xdp.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
-constexpr Time kMillisecond = 1000000;
 constexpr Time kSweep = 1000 * kMillisecond;
 constexpr Time kObserve = 200 * kMillisecond;
 constexpr uint64_t kKernelShare = 4;  // of the memory: a quarter is slots in the kernel
@@ -114,10 +113,11 @@ class UdpServer::Out final : public Outbox {
 
   void send(const Address& to, Bytes header, Bytes payload) override {
     Peer* peer = find(to);
-    wire::DatagramStart start;
-    wire::parse_start(header, &start);
+    protocol::DatagramStart start;
+    protocol::parse_start(header, &start);
     // Not now: the lists of peers are being read.
-    if (start.type == wire::DatagramType::welcome && (peer == nullptr || peer->job != start.job)) {
+    if (start.type == protocol::DatagramType::welcome &&
+        (peer == nullptr || peer->job != start.job)) {
       server_.newcomers_.emplace_back(to, start.job);
     }
     put(peer, to, [&](Batch& batch) { return batch.push(header, payload); });
@@ -184,7 +184,7 @@ UdpServer::~UdpServer() {
 Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& settings) {
   const auto wanted = net::parse_endpoint(settings.bind);
   if (!wanted) return wanted.error();
-  const bool no_token = settings.server.token == wire::Token{};
+  const bool no_token = settings.server.token == protocol::Token{};
   if (no_token && !net::is_loopback(*wanted)) {
     return Error{Errc::invalid_argument,
                  "without a token the server may listen on the loopback interface only, not on " +
@@ -374,4 +374,4 @@ void UdpServer::wait(Time now, const std::atomic<bool>& stop) {
   epoll_wait(epoll_, events.data(), 1, static_cast<int>((next - now) / kMillisecond + 1));
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

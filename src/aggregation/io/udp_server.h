@@ -13,11 +13,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "aggregation/protocol/clock.h"
 #include "aggregation/server/server.h"
 #include "aggregation/server/turns.h"
 #include "net/socket.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 struct UdpServerSettings {
   std::string bind;  ///< HOST:PORT; port 0: any
@@ -101,4 +102,4 @@ class UdpServer {
   Time swept_ = 0, observed_ = 0;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

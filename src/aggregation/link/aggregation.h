@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "aggregation/link/link.h"
+#include "aggregation/protocol/clock.h"
 
 namespace laconic::aggregation {
 

@@ -12,7 +12,7 @@
 namespace laconic::aggregation {
 namespace {
 
-using wire::Reason;
+using protocol::Reason;
 using Cause = Failure::Cause;
 
 struct Words {
@@ -55,7 +55,7 @@ std::vector<uint32_t> workers_of(uint64_t bitmap) {
 }
 
 Words words_of_refusal(const Failure& f) {
-  const std::string text(wire::reason_text(f.reason));
+  const std::string text(protocol::reason_text(f.reason));
   const std::string expected = std::to_string(f.expected), found = std::to_string(f.found);
   switch (f.reason) {
     case Reason::version:
@@ -97,7 +97,7 @@ Words words_of(const Failure& f) {
       if (std::popcount(f.lost) > 1)
         return {names_of(workers_of(f.lost)) + ": the workers do not respond"};
       return {names_of({static_cast<uint32_t>(f.blamed)}) + ": " +
-              std::string(wire::reason_text(f.reason))};
+              std::string(protocol::reason_text(f.reason))};
     case Cause::silent:
       return {"no answer within " + expected + " ms", kIsItThere};
     case Cause::stuck:
@@ -131,7 +131,7 @@ Errc Failure::code() const noexcept {
   return Errc::internal;
 }
 
-Failure refused(const wire::Refusal& refusal) noexcept {
+Failure refused(const protocol::Refusal& refusal) noexcept {
   Failure f{.cause = Cause::refused, .reason = refusal.reason};
   f.expected = refusal.expected;
   f.found = refusal.found;
@@ -139,8 +139,8 @@ Failure refused(const wire::Refusal& refusal) noexcept {
   return f;
 }
 
-Failure reported(const wire::DownHeader& header) noexcept {
-  const auto reason = std::min(header.divisor, static_cast<uint8_t>(wire::kLastReason + 1));
+Failure reported(const protocol::DownHeader& header) noexcept {
+  const auto reason = std::min(header.divisor, static_cast<uint8_t>(protocol::kLastReason + 1));
   Failure f{.cause = Cause::reported, .reason = static_cast<Reason>(reason)};
   f.blamed = header.added;
   f.lost = header.bitmap;

@@ -28,8 +28,8 @@ struct Failure {
     length,    ///< a sum of `found` bytes, more than `expected`
   };
   Cause cause = Cause::none;
-  wire::Reason reason = wire::Reason::none;  ///< refused, reported
-  int blamed = -1;                           ///< the worker that it is about; -1: none
+  protocol::Reason reason = protocol::Reason::none;  ///< refused, reported
+  int blamed = -1;                                   ///< the worker that it is about; -1: none
   uint64_t expected = 0, found = 0;
   uint64_t granule = 0;
   uint64_t lost = 0;  ///< reported: bit w: worker w is silent or gone
@@ -38,8 +38,8 @@ struct Failure {
   [[nodiscard]] Errc code() const noexcept;
 };
 
-[[nodiscard]] Failure refused(const wire::Refusal& refusal) noexcept;
-[[nodiscard]] Failure reported(const wire::DownHeader& header) noexcept;
+[[nodiscard]] Failure refused(const protocol::Refusal& refusal) noexcept;
+[[nodiscard]] Failure reported(const protocol::DownHeader& header) noexcept;
 
 /// Without memory for words the code alone.
 [[nodiscard]] Error error_of(const Failure& failure, const std::string& server) noexcept;

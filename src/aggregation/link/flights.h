@@ -11,6 +11,7 @@
 
 #include "aggregation/link/granule.h"
 #include "aggregation/link/pace.h"
+#include "aggregation/protocol/clock.h"
 
 namespace laconic::aggregation {
 

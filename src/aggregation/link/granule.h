@@ -10,10 +10,6 @@
 
 namespace laconic::aggregation {
 
-/// Nanoseconds on a clock that never goes back.
-using Time = uint64_t;
-inline constexpr Time kNever = ~Time{0};
-
 using Outgoing = Contribution;
 using Incoming = Aggregate;
 

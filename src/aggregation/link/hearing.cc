@@ -15,7 +15,7 @@ constexpr Time kNextTrial = 5000 * kMillisecond;
 
 }  // namespace
 
-void Hearing::follow(const wire::Group& group) noexcept {
+void Hearing::follow(const protocol::Group& group) noexcept {
   if (group == group_) return;
   group_ = group;
   hears_ = on_trial_ = false;

@@ -7,13 +7,14 @@
 #include <cstdint>
 
 #include "aggregation/link/granule.h"
+#include "aggregation/protocol/clock.h"
 #include "aggregation/protocol/enrolment.h"
 
 namespace laconic::aggregation {
 
 class Hearing {
  public:
-  [[nodiscard]] const wire::Group& group() const noexcept { return group_; }
+  [[nodiscard]] const protocol::Group& group() const noexcept { return group_; }
   [[nodiscard]] bool hears() const noexcept { return hears_; }
   /// The first trial, which Link::joined() waits for.
   [[nodiscard]] bool on_trial() const noexcept { return on_trial_; }
@@ -22,7 +23,7 @@ class Hearing {
   [[nodiscard]] Time wake() const noexcept { return try_at_; }
 
   /// Sets the group; results of another group do not count.
-  void follow(const wire::Group& group) noexcept;
+  void follow(const protocol::Group& group) noexcept;
   /// `first`: it was no member before.
   void become_member(Time now, bool first) noexcept;
   void begin_exchange(Time now) noexcept;
@@ -35,7 +36,7 @@ class Hearing {
   void begin_trial(Time now, uint32_t tries) noexcept;
   void end_trial(Time now) noexcept;
 
-  wire::Group group_{};
+  protocol::Group group_{};
   bool hears_ = false, on_trial_ = false;
   Time try_at_ = kNever, next_trial_ = 0;
   uint32_t tries_left_ = 0, unheard_ = 0;  ///< results in a row that the group did not bring

@@ -8,8 +8,8 @@
 namespace laconic::aggregation {
 namespace {
 
-using wire::DatagramFault;
-using wire::DatagramType;
+using protocol::DatagramFault;
+using protocol::DatagramType;
 
 constexpr Time kKeepEvery = 200 * kMillisecond;
 constexpr uint32_t kTimeoutsBeforeHello = 3;
@@ -69,14 +69,14 @@ void Link::become_member(Time now) noexcept {
 // ---- what comes ----
 
 void Link::take(Time now, Bytes datagram, bool by_group) noexcept {
-  wire::DatagramStart start;
-  if (failed() || wire::parse_start(datagram, &start) != DatagramFault::none ||
+  protocol::DatagramStart start;
+  if (failed() || protocol::parse_start(datagram, &start) != DatagramFault::none ||
       start.job != settings_->id()) {
     ++stats_.rejected;
     return;
   }
   Failure failure;
-  wire::Welcome welcome;
+  protocol::Welcome welcome;
   bool taken = false;
   switch (by_group ? DatagramType::result : start.type) {
     case DatagramType::challenge:
@@ -106,16 +106,17 @@ void Link::take(Time now, Bytes datagram, bool by_group) noexcept {
 
 bool Link::take_down(Time now, Bytes datagram, bool by_group) noexcept {
   const Epoch& epoch = registration_.epoch();
-  wire::DownHeader h;
-  if (!epoch.known || wire::parse_down(datagram, &h) != DatagramFault::none ||
+  protocol::DownHeader h;
+  if (!epoch.known || protocol::parse_down(datagram, &h) != DatagramFault::none ||
       h.epoch != static_cast<uint16_t>(epoch.number) || h.type == DatagramType::held ||
-      settings_->job.full_tags != ((h.flags & wire::kFull) != 0) ||
+      settings_->job.full_tags != ((h.flags & protocol::kFull) != 0) ||
       (by_group && (!hearing_.group().exists() ||
                     (h.type != DatagramType::result && h.type != DatagramType::status)))) {
     return false;
   }
-  const uint64_t number = wire::nearest_number(h.granule, results_.ack());
-  if (!wire::tag_is_right(datagram, wire::kDownHeaderBytes, epoch.key, wire::era_of(number)))
+  const uint64_t number = protocol::nearest_number(h.granule, results_.ack());
+  if (!protocol::tag_is_right(datagram, protocol::kDownHeaderBytes, epoch.key,
+                              protocol::era_of(number)))
     return false;
   ++stats_.received;
   silence_.heard(now);
@@ -131,7 +132,7 @@ bool Link::take_down(Time now, Bytes datagram, bool by_group) noexcept {
   if (h.ahead != 0xFFFFU && h.ahead <= number) window_.raise_floor(number - h.ahead);
   switch (h.type) {
     case DatagramType::result:
-      return take_result(now, number, h, datagram.subspan(wire::kDownHeaderBytes), by_group);
+      return take_result(now, number, h, datagram.subspan(protocol::kDownHeaderBytes), by_group);
     case DatagramType::status:
       if (by_group) {
         // Only what was asked for: one that is sent again says nothing of what comes now.
@@ -153,7 +154,7 @@ bool Link::take_down(Time now, Bytes datagram, bool by_group) noexcept {
   }
 }
 
-bool Link::take_result(Time now, uint64_t number, const wire::DownHeader& h, Bytes payload,
+bool Link::take_result(Time now, uint64_t number, const protocol::DownHeader& h, Bytes payload,
                        bool by_group) noexcept {
   const Results::Judgement judgement = results_.judge(number, payload.size());
   if (judgement == Results::Judgement::duplicate) ++stats_.duplicate_datagrams;
@@ -218,7 +219,7 @@ void Link::send(Time now, Outlet& outlet) noexcept {
   results_.forget_asked();
   registration_.send(now, results_, window_.pace(), outlet);
   if (!registration_.may_send()) return;
-  if (hearing_.next_try(now)) uplink.bare(DatagramType::ack, results_.ack(), wire::kTry);
+  if (hearing_.next_try(now)) uplink.bare(DatagramType::ack, results_.ack(), protocol::kTry);
   if (!done() && window_.send(now, silence_.moved_at(), results_, uplink) &&
       window_.pace().timeouts_in_a_row() >= kTimeoutsBeforeHello) {
     registration_.doubt(now);

@@ -26,6 +26,7 @@
 #include "aggregation/link/settings.h"
 #include "aggregation/link/silence.h"
 #include "aggregation/link/window.h"
+#include "aggregation/protocol/clock.h"
 #include "laconic/error.h"
 
 namespace laconic::aggregation {
@@ -60,7 +61,7 @@ class Link {
   void receive(Time now, Bytes datagram) noexcept { take(now, datagram, false); }
   /// The group to which the server sends results: the link's driver listens there and passes on
   /// what comes from the server's address. An unreachable group costs only the test.
-  [[nodiscard]] const wire::Group& group() const noexcept { return hearing_.group(); }
+  [[nodiscard]] const protocol::Group& group() const noexcept { return hearing_.group(); }
   void receive_from_group(Time now, Bytes datagram) noexcept { take(now, datagram, true); }
   [[nodiscard]] bool hears_group() const noexcept { return hearing_.hears(); }
   /// Sends what is due.
@@ -81,7 +82,7 @@ class Link {
  private:
   void take(Time now, Bytes datagram, bool by_group) noexcept;
   bool take_down(Time now, Bytes datagram, bool by_group) noexcept;
-  bool take_result(Time now, uint64_t number, const wire::DownHeader& h, Bytes payload,
+  bool take_result(Time now, uint64_t number, const protocol::DownHeader& h, Bytes payload,
                    bool by_group) noexcept;
   void become_member(Time now) noexcept;
   void leave(Time now, Uplink& uplink) noexcept;

@@ -6,7 +6,6 @@
 namespace laconic::aggregation {
 namespace {
 
-constexpr Time kMillisecond = 1000000;
 constexpr uint32_t kFirstWindow = 64, kLeastWindow = 32, kWindowAfterTimeout = 4;
 constexpr Time kTimeoutBeforeSamples = 100 * kMillisecond;
 constexpr Time kLeastTimeout = 4 * kMillisecond;

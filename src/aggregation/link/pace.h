@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "aggregation/link/granule.h"
+#include "aggregation/protocol/clock.h"
 
 namespace laconic::aggregation {
 

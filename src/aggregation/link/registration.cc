@@ -6,8 +6,8 @@
 namespace laconic::aggregation {
 namespace {
 
-using wire::DatagramFault;
-using wire::Reason;
+using protocol::DatagramFault;
+using protocol::Reason;
 
 constexpr uint32_t kBadChallenges = 3;
 
@@ -42,10 +42,10 @@ void Registration::send_hello(Time now, const Pace& pace, Outlet& outlet) noexce
   ++attempt_;
   // A server answers a tag whatever else comes to it. One of before has no use for it, and for the
   // hello: every other one goes without.
-  const bool tagged = settings_->token != wire::Token{} && attempt_ % 2 == 1;
-  const wire::SipKey key = wire::hello_key(settings_->token);
-  std::array<uint8_t, wire::kHelloBytes> message;
-  wire::write_hello(me(), tagged ? &key : nullptr, message.data());
+  const bool tagged = settings_->token != protocol::Token{} && attempt_ % 2 == 1;
+  const protocol::SipKey key = protocol::hello_key(settings_->token);
+  std::array<uint8_t, protocol::kHelloBytes> message;
+  protocol::write_hello(me(), tagged ? &key : nullptr, message.data());
   outlet.send(message, {}, 0);
   hello_sent_ = now;
   hello_at_ = next_try(now, pace);
@@ -53,9 +53,9 @@ void Registration::send_hello(Time now, const Pace& pace, Outlet& outlet) noexce
 
 void Registration::send_enrolment(Time now, const Results& results, const Pace& pace,
                                   Outlet& outlet) noexcept {
-  std::array<uint8_t, wire::kMaxRing / 8> held{};
+  std::array<uint8_t, protocol::kMaxRing / 8> held{};
   results.write_held(held.data());
-  wire::Enrolment e;
+  protocol::Enrolment e;
   e.from = me();
   e.epoch = epoch_.number;
   e.nonce = nonce_;
@@ -64,21 +64,22 @@ void Registration::send_enrolment(Time now, const Results& results, const Pace& 
   e.kept = results.lowest_kept();
   e.held = Bytes(held).first(settings_->job.ring / 8U);
   e.wants_group = settings_->multicast;
-  std::array<uint8_t, wire::kMaxEnrolmentBytes> message;
-  const wire::SipKey key = wire::enrolment_key(settings_->token, e.from, e.epoch, nonce_);
-  const uint64_t bytes = wire::write_enrolment(e, key, message.data());
+  std::array<uint8_t, protocol::kMaxEnrolmentBytes> message;
+  const protocol::SipKey key = protocol::enrolment_key(settings_->token, e.from, e.epoch, nonce_);
+  const uint64_t bytes = protocol::write_enrolment(e, key, message.data());
   outlet.send(Bytes(message).first(bytes), {}, 0);
   enrol_at_ = next_try(now, pace);
 }
 
 bool Registration::take_challenge(Time now, Bytes datagram, Pace& pace, Failure& failure) noexcept {
-  wire::Challenge challenge;
-  if (wire::parse_challenge(datagram, &challenge) != DatagramFault::none ||
+  protocol::Challenge challenge;
+  if (protocol::parse_challenge(datagram, &challenge) != DatagramFault::none ||
       challenge.to.job != settings_->number || challenge.to.instance != settings_->instance ||
       challenge.to.attempt <= settled_ || challenge.to.attempt > attempt_) {
     return false;
   }
-  if (!wire::message_tag_is_right(datagram, wire::challenge_key(settings_->token, challenge.to))) {
+  if (!protocol::message_tag_is_right(datagram,
+                                      protocol::challenge_key(settings_->token, challenge.to))) {
     if (!ever_joined_ && ++bad_challenges_ >= kBadChallenges)
       failure = refused({me(), Reason::token});
     return false;
@@ -94,7 +95,7 @@ bool Registration::take_challenge(Time now, Bytes datagram, Pace& pace, Failure&
   // now.
   epoch_.number = challenge.epoch;
   epoch_.pad = challenge.pad;
-  epoch_.key = wire::job_key(settings_->token, settings_->number, epoch_.number);
+  epoch_.key = protocol::job_key(settings_->token, settings_->number, epoch_.number);
   epoch_.known = true;
   nonce_ = challenge.nonce;
   enrolled_ = false;
@@ -104,15 +105,15 @@ bool Registration::take_challenge(Time now, Bytes datagram, Pace& pace, Failure&
   return true;
 }
 
-bool Registration::take_welcome(Bytes datagram, wire::Welcome& welcome) const noexcept {
-  return epoch_.known && wire::parse_welcome(datagram, &welcome) == DatagramFault::none &&
+bool Registration::take_welcome(Bytes datagram, protocol::Welcome& welcome) const noexcept {
+  return epoch_.known && protocol::parse_welcome(datagram, &welcome) == DatagramFault::none &&
          welcome.to.instance == settings_->instance && welcome.epoch == epoch_.number &&
-         wire::message_tag_is_right(datagram, epoch_.key);
+         protocol::message_tag_is_right(datagram, epoch_.key);
 }
 
 bool Registration::take_refusal(Bytes datagram, Failure& failure) const noexcept {
-  wire::Refusal refusal;
-  const bool sound = wire::parse_refusal(datagram, &refusal) == DatagramFault::none &&
+  protocol::Refusal refusal;
+  const bool sound = protocol::parse_refusal(datagram, &refusal) == DatagramFault::none &&
                      refusal.to.job == settings_->number &&
                      refusal.to.instance == settings_->instance && refusal.to.attempt <= attempt_ &&
                      (phase_ == Phase::greeting || phase_ == Phase::enrolling);
@@ -121,8 +122,8 @@ bool Registration::take_refusal(Bytes datagram, Failure& failure) const noexcept
   const bool untagged = refusal.reason == Reason::token || refusal.reason == Reason::version;
   const bool believed =
       sound && (untagged ? !ever_joined_
-                         : wire::message_tag_is_right(
-                               datagram, wire::challenge_key(settings_->token, refusal.to)));
+                         : protocol::message_tag_is_right(
+                               datagram, protocol::challenge_key(settings_->token, refusal.to)));
   if (believed) failure = refused(refusal);
   return believed;
 }
@@ -130,7 +131,7 @@ bool Registration::take_refusal(Bytes datagram, Failure& failure) const noexcept
 // Anybody can send this: it is only a hint to ask, and never asked for more often than hellos go.
 bool Registration::take_stranger(Time now, Bytes datagram, const Pace& pace) noexcept {
   uint32_t job = 0;
-  if (wire::parse_stranger(datagram, &job) != DatagramFault::none || job != settings_->id())
+  if (protocol::parse_stranger(datagram, &job) != DatagramFault::none || job != settings_->id())
     return false;
   if (phase_ == Phase::member || phase_ == Phase::enrolling)
     greet(std::max(now, hello_sent_ + std::max(kFirstHello, pace.round_trip())));

@@ -12,13 +12,14 @@
 #include "aggregation/link/pace.h"
 #include "aggregation/link/results.h"
 #include "aggregation/link/settings.h"
+#include "aggregation/protocol/clock.h"
 
 namespace laconic::aggregation {
 
 /// A start of the server.
 struct Epoch {
   uint64_t number = 0;
-  wire::SipKey key{};
+  protocol::SipKey key{};
   bool known = false;  ///< the server has named it
   bool pad = false;    ///< contributions are as long as results
 };
@@ -53,7 +54,7 @@ class Registration {
   // Datagrams. False: it is not for this worker, or forged.
   [[nodiscard]] bool take_challenge(Time now, Bytes datagram, Pace& pace,
                                     Failure& failure) noexcept;
-  [[nodiscard]] bool take_welcome(Bytes datagram, wire::Welcome& welcome) const noexcept;
+  [[nodiscard]] bool take_welcome(Bytes datagram, protocol::Welcome& welcome) const noexcept;
   [[nodiscard]] bool take_refusal(Bytes datagram, Failure& failure) const noexcept;
   [[nodiscard]] bool take_stranger(Time now, Bytes datagram, const Pace& pace) noexcept;
 
@@ -64,7 +65,7 @@ class Registration {
  private:
   enum class Phase : uint8_t { idle, greeting, enrolling, member };
 
-  [[nodiscard]] wire::Applicant me() const noexcept {
+  [[nodiscard]] protocol::Applicant me() const noexcept {
     return {settings_->number, settings_->instance, attempt_, settings_->worker};
   }
   /// The time-out grows with every try.

@@ -34,7 +34,7 @@ Results::Judgement Results::judge(uint64_t number, uint64_t bytes) const noexcep
   return fits ? Judgement::wanted : Judgement::beyond;
 }
 
-Failure Results::store(uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept {
+Failure Results::store(uint64_t number, const protocol::DownHeader& h, Bytes payload) noexcept {
   kept_[number % kept_.size()] = {
       number, h.bitmap, h.settings, static_cast<uint32_t>(payload.size()),
       h.norm, h.flags,  h.added};
@@ -62,7 +62,7 @@ Failure Results::deliver(uint64_t number) noexcept {
   in.bitmap = k.bitmap;
   in.length = k.length;
   in.norm = k.norm;
-  in.flags = k.flags & (wire::kEmpty | wire::kTrouble | wire::kValues);
+  in.flags = k.flags & (protocol::kEmpty | protocol::kTrouble | protocol::kValues);
   in.added = k.added;
   in.divisor = static_cast<uint8_t>(std::popcount(k.bitmap));
   if (in.divisor < settings_->job.world) ++counts_.partial;

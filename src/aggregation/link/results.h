@@ -57,7 +57,8 @@ class Results {
 
   [[nodiscard]] Judgement judge(uint64_t number, uint64_t bytes) const noexcept;
   /// One that is wanted: keeps it, and delivers it if it is of the exchange.
-  [[nodiscard]] Failure store(uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept;
+  [[nodiscard]] Failure store(uint64_t number, const protocol::DownHeader& h,
+                              Bytes payload) noexcept;
   void advance() noexcept;
 
   /// The others are ahead, by a sum without this worker: it catches up before it contributes.

@@ -6,13 +6,14 @@
 #include <string>
 
 #include "aggregation/link/granule.h"
+#include "aggregation/protocol/clock.h"
 #include "aggregation/protocol/enrolment.h"
 
 namespace laconic::aggregation {
 
 struct LinkSettings {
-  wire::Token token{};
-  wire::JobSettings job;
+  protocol::Token token{};
+  protocol::JobSettings job;
   uint64_t number = 0;    ///< of the job: random, the same on all workers
   uint64_t instance = 0;  ///< random, of this process
   uint8_t worker = 0;
@@ -23,12 +24,11 @@ struct LinkSettings {
   [[nodiscard]] uint32_t id() const noexcept { return static_cast<uint32_t>(number); }
 };
 
-inline constexpr Time kMillisecond = 1000000;
 /// Before the first round trip is known.
 inline constexpr Time kFirstHello = 20 * kMillisecond;
 
 /// Nothing is sent again later than this.
-[[nodiscard]] inline Time longest_timeout(const wire::JobSettings& job) noexcept {
+[[nodiscard]] inline Time longest_timeout(const protocol::JobSettings& job) noexcept {
   return std::min<Time>(1000 * kMillisecond, uint64_t{job.timeout_ms} * kMillisecond / 8);
 }
 

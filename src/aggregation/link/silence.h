@@ -8,6 +8,7 @@
 
 #include "aggregation/link/failure.h"
 #include "aggregation/link/settings.h"
+#include "aggregation/protocol/clock.h"
 
 namespace laconic::aggregation {
 

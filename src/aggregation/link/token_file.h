@@ -9,6 +9,6 @@
 namespace laconic::aggregation {
 
 /// The secret of a job or server. A file of 32 bytes that are not all zero, or invalid_argument.
-[[nodiscard]] Result<wire::Token> read_token(const std::string& path);
+[[nodiscard]] Result<protocol::Token> read_token(const std::string& path);
 
 }  // namespace laconic::aggregation

@@ -33,20 +33,21 @@ class ToBatch final : public Outlet {
 
 /// Results that the kernel can keep while this thread is elsewhere: more would be lost. What came
 /// coalesced is kept in fewer pieces.
-uint32_t window_of(const net::Socket& socket, net::Io io, const wire::JobSettings& job) noexcept {
-  const uint64_t datagram = wire::kDownHeaderBytes + job.slot_bytes();
+uint32_t window_of(const net::Socket& socket, net::Io io,
+                   const protocol::JobSettings& job) noexcept {
+  const uint64_t datagram = protocol::kDownHeaderBytes + job.slot_bytes();
   const uint64_t kept = io == net::Io::gso ? datagram + 256 : 2 * datagram + 512;
   return static_cast<uint32_t>(std::clamp<uint64_t>(socket.receive_buffer() / kept, 16, 4096));
 }
 
 }  // namespace
 
-Result<void> fits_path(const wire::JobSettings& job, uint32_t mtu, bool ipv6) {
+Result<void> fits_path(const protocol::JobSettings& job, uint32_t mtu, bool ipv6) {
   const uint32_t front = ipv6 ? kIpAndUdp6 : kIpAndUdp4;
-  const uint64_t longest = std::max(wire::kDownHeaderBytes + job.slot_bytes(),
-                                    wire::kUpHeaderBytes + job.padded_bytes());
+  const uint64_t longest = std::max(protocol::kDownHeaderBytes + job.slot_bytes(),
+                                    protocol::kUpHeaderBytes + job.padded_bytes());
   if (mtu == 0 || longest + front <= mtu) return {};
-  const uint64_t room = mtu - std::min<uint64_t>(mtu, front + wire::kDownHeaderBytes);
+  const uint64_t room = mtu - std::min<uint64_t>(mtu, front + protocol::kDownHeaderBytes);
   const uint64_t lanes = std::bit_floor(room * 8 / job.lane_bits);
   return Error{Errc::unsupported,
                "a block of " + std::to_string(job.lanes) + " in lanes of " +
@@ -76,9 +77,9 @@ Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings
   if (settings.servers.empty()) {
     return Error{Errc::invalid_argument, "no aggregation server was given", {}};
   }
-  const wire::Reason reason = wire::judge_settings(settings.link.job);
-  if (reason != wire::Reason::none) {
-    return Error{Errc::invalid_argument, std::string(wire::reason_text(reason)), {}};
+  const protocol::Reason reason = protocol::judge_settings(settings.link.job);
+  if (reason != protocol::Reason::none) {
+    return Error{Errc::invalid_argument, std::string(protocol::reason_text(reason)), {}};
   }
   const net::Io io = settings.io == net::Io::gso && net::has_gso() ? net::Io::gso : net::Io::mmsg;
   std::vector<LinkSettings> links;
@@ -202,7 +203,7 @@ void UdpWorker::receive() noexcept {
 
 // If it cannot listen, or memory for the reason is exhausted, the link notices and results come by
 // unicast.
-void UdpWorker::follow_group(Path& path, const wire::Group& group) noexcept {
+void UdpWorker::follow_group(Path& path, const protocol::Group& group) noexcept {
   if (group == path.group) return;
   path.group = group;
   path.listener = net::Socket();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "aggregation/link/aggregation.h"
+#include "aggregation/protocol/clock.h"
 #include "net/socket.h"
 
 namespace laconic::aggregation {
@@ -51,8 +52,8 @@ class UdpWorker {
     net::Batch batch;
     net::Endpoint server;
     net::Io io;
-    wire::Group group{};     ///< that `listener` was opened for
-    net::Socket listener{};  ///< receives the group's datagrams; closed if that is impossible
+    protocol::Group group{};  ///< that `listener` was opened for
+    net::Socket listener{};   ///< receives the group's datagrams; closed if that is impossible
   };
   UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, net::Io io,
             const std::atomic<bool>* interrupted);
@@ -70,7 +71,7 @@ class UdpWorker {
   void send_due(Time now) noexcept;
   void wait(Time now, Time until) noexcept;
   void receive() noexcept;
-  static void follow_group(Path& path, const wire::Group& group) noexcept;
+  static void follow_group(Path& path, const protocol::Group& group) noexcept;
 
   Aggregation links_;
   std::vector<Path> paths_;
@@ -80,7 +81,7 @@ class UdpWorker {
 
 /// Whether all datagrams of a job fit into the path; the hint names a block that does. mtu 0: not
 /// known.
-[[nodiscard]] Result<void> fits_path(const wire::JobSettings& job, uint32_t mtu, bool ipv6);
+[[nodiscard]] Result<void> fits_path(const protocol::JobSettings& job, uint32_t mtu, bool ipv6);
 
 /// Nanoseconds of the steady clock.
 [[nodiscard]] Time steady_now() noexcept;

@@ -22,13 +22,14 @@ class Uplink {
   /// `again`: it was lost.
   void granule(const Results& results, uint64_t number, bool again) noexcept;
   /// A header alone, about the granule that is `ahead` of all that are here.
-  void bare(wire::DatagramType type, uint64_t ack, uint8_t flags = 0, uint16_t ahead = 0) noexcept;
+  void bare(protocol::DatagramType type, uint64_t ack, uint8_t flags = 0,
+            uint16_t ahead = 0) noexcept;
   /// A result that is kept.
   void held(const Results& results, uint64_t number) noexcept;
 
  private:
-  [[nodiscard]] wire::UpHeader header(wire::DatagramType type, uint64_t number,
-                                      uint64_t ahead) const noexcept;
+  [[nodiscard]] protocol::UpHeader header(protocol::DatagramType type, uint64_t number,
+                                          uint64_t ahead) const noexcept;
 
   const LinkSettings& settings_;
   const Epoch& epoch_;

@@ -11,6 +11,7 @@
 #include "aggregation/link/pace.h"
 #include "aggregation/link/results.h"
 #include "aggregation/link/uplink.h"
+#include "aggregation/protocol/clock.h"
 
 namespace laconic::aggregation {
 

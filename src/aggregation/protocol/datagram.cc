@@ -5,7 +5,7 @@
 
 #include "aggregation/protocol/enrolment.h"
 
-namespace laconic::wire {
+namespace laconic::aggregation::protocol {
 namespace {
 
 static_assert(LACONIC_AT_UP_TAG == kUpHeaderBytes - kTagBytes &&
@@ -178,4 +178,4 @@ void write_down(const DownHeader& header, const SipKey& key, uint64_t era, Bytes
   seal(out, kDownHeaderBytes, header.flags, payload, 0, key, era);
 }
 
-}  // namespace laconic::wire
+}  // namespace laconic::aggregation::protocol

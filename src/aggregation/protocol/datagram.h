@@ -11,7 +11,7 @@
 #include "aggregation/protocol/siphash.h"
 #include "laconic/bytes.h"
 
-namespace laconic::wire {
+namespace laconic::aggregation::protocol {
 
 inline constexpr uint16_t kDatagramMagic = LACONIC_DATAGRAM_MAGIC;
 inline constexpr uint8_t kDatagramVersion = LACONIC_DATAGRAM_VERSION;
@@ -135,4 +135,4 @@ void write_down(const DownHeader& header, const SipKey& key, uint64_t era, Bytes
 }
 [[nodiscard]] constexpr uint64_t era_of(uint64_t number) noexcept { return number >> 32; }
 
-}  // namespace laconic::wire
+}  // namespace laconic::aggregation::protocol

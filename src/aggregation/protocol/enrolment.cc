@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace laconic::wire {
+namespace laconic::aggregation::protocol {
 namespace {
 
 // The same in every version up to here: a refusal has to be read by any.
@@ -324,4 +324,4 @@ SipKey enrolment_key(const Token& token, const Applicant& who, uint64_t epoch,
   return derive_key(token, KeyUse::enrol, nonces);
 }
 
-}  // namespace laconic::wire
+}  // namespace laconic::aggregation::protocol

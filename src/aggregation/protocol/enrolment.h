@@ -12,7 +12,7 @@
 #include "aggregation/protocol/datagram.h"
 #include "aggregation/protocol/token.h"
 
-namespace laconic::wire {
+namespace laconic::aggregation::protocol {
 
 /// Length of hello and of each answer to it: an answer is never longer than its request.
 inline constexpr uint64_t kHelloBytes = 64;
@@ -167,4 +167,4 @@ SipKey challenge_key(const Token& token, const Applicant& who) noexcept;
 SipKey enrolment_key(const Token& token, const Applicant& who, uint64_t epoch,
                      uint64_t nonce) noexcept;
 
-}  // namespace laconic::wire
+}  // namespace laconic::aggregation::protocol

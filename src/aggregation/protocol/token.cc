@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "aggregation/protocol/token.h"
 
-namespace laconic::wire {
+namespace laconic::aggregation::protocol {
 
 // A cascade, half of the token in each step: y_i = F(b, m | i | F(a, m | i)) with F = SipHash-2-4.
 SipKey derive_key(const Token& token, KeyUse use, std::span<const uint64_t> nonces) noexcept {
@@ -28,4 +28,4 @@ SipKey job_key(const Token& token, uint64_t job, uint64_t epoch) noexcept {
   return derive_key(token, KeyUse::job, nonces);
 }
 
-}  // namespace laconic::wire
+}  // namespace laconic::aggregation::protocol

@@ -9,7 +9,7 @@
 
 #include "aggregation/protocol/datagram.h"
 
-namespace laconic::wire {
+namespace laconic::aggregation::protocol {
 
 /// 32 random bytes. All zeros: none, for servers that listen on the loopback interface alone.
 using Token = std::array<uint8_t, 32>;
@@ -30,4 +30,4 @@ inline constexpr std::size_t kMaxNonces = 4;
 /// The key for a job's datagrams.
 [[nodiscard]] SipKey job_key(const Token& token, uint64_t job, uint64_t epoch) noexcept;
 
-}  // namespace laconic::wire
+}  // namespace laconic::aggregation::protocol

@@ -5,7 +5,7 @@
 
 #include "laconic/bytes.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
 /// Code `i` of a string of codes of at most 8 bits, most significant bit first.
@@ -18,7 +18,7 @@ uint32_t code_at(const uint8_t* codes, uint32_t bits, uint64_t i) noexcept {
 }
 
 template <class Lane>
-void add_one_by_one(const wire::JobSettings& s, const uint8_t* codes, uint8_t* lanes) noexcept {
+void add_one_by_one(const protocol::JobSettings& s, const uint8_t* codes, uint8_t* lanes) noexcept {
   for (uint64_t i = 0; i < s.lanes; ++i) {
     const uint32_t code = code_at(codes, s.code_bits, i);
     const uint32_t term = s.table_size == 0 ? code : s.table[code];
@@ -29,8 +29,8 @@ void add_one_by_one(const wire::JobSettings& s, const uint8_t* codes, uint8_t* l
 
 }  // namespace
 
-Adder::Adder(const wire::JobSettings& settings, Isa isa) noexcept : settings_(settings) {
-  if (settings.table_size == 0 || wire::largest_code(settings) > 255) return;
+Adder::Adder(const protocol::JobSettings& settings, Isa isa) noexcept : settings_(settings) {
+  if (settings.table_size == 0 || protocol::largest_code(settings) > 255) return;
   std::transform(settings.table.begin(), settings.table.end(), bytes_.begin(),
                  [](uint16_t entry) { return static_cast<uint8_t>(entry); });
   const kernels::GridKernels& all = kernels::grid_kernels(isa);
@@ -75,4 +75,4 @@ void Adder::add_values(const uint8_t* values, uint8_t* lanes, uint64_t count) no
   }
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -11,12 +11,12 @@
 #include "kernels/rotate/grid.h"
 #include "laconic/isa.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 /// Adds contributions of one job to lanes.
 class Adder {
  public:
-  explicit Adder(const wire::JobSettings& settings, Isa isa = best_isa()) noexcept;
+  explicit Adder(const protocol::JobSettings& settings, Isa isa = best_isa()) noexcept;
 
   /// lanes[i] += table[code i] for all lanes of a granule, codes being packed most significant bit
   /// first; codes of 8 bits are added as they are. Lanes do not overflow (judge_settings).
@@ -31,11 +31,11 @@ class Adder {
 
  private:
   using Kernel = decltype(kernels::GridKernels::add8);
-  wire::JobSettings settings_;
-  alignas(16) std::array<uint8_t, wire::kMaxTable> bytes_{};  ///< the table, if it fits
+  protocol::JobSettings settings_;
+  alignas(16) std::array<uint8_t, protocol::kMaxTable> bytes_{};  ///< the table, if it fits
   Kernel add_ = nullptr, set_ = nullptr;  ///< null: a table of more than bytes, or no table
   using Together = decltype(kernels::GridKernels::sum8);
   Together add_all_ = nullptr, sum_ = nullptr;  ///< null: not these lanes
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

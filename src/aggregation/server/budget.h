@@ -8,10 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "aggregation/protocol/address.h"
+#include "aggregation/protocol/clock.h"
 #include "aggregation/protocol/datagram.h"
-#include "aggregation/server/address.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class Budget {
  public:
@@ -19,7 +20,7 @@ class Budget {
   static constexpr uint32_t kOfOne = 10;
 
   /// `key`: secret, so that senders cannot choose the bucket of an address.
-  explicit Budget(const wire::SipKey& key) noexcept : key_(key) {}
+  explicit Budget(const protocol::SipKey& key) noexcept : key_(key) {}
 
   /// Takes an answer, if there is one for this address and more than `kept` for all.
   bool take(Time now, const Address& to, uint32_t kept = 0) noexcept {
@@ -50,9 +51,9 @@ class Budget {
     return laconic_siphash(&key_, to.bytes.data(), to.bytes.size()) % kPlaces;
   }
 
-  wire::SipKey key_;
+  protocol::SipKey key_;
   std::array<Share<kOfOne>, kPlaces> of_one_{};
   Share<kOfAll> of_all_;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -4,25 +4,25 @@
 #include <algorithm>
 #include <bit>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
-using wire::DatagramFault;
-using wire::DatagramType;
-using wire::Reason;
+using protocol::DatagramFault;
+using protocol::DatagramType;
+using protocol::Reason;
 
 /// How long a job that is over answers that it is.
 constexpr Time kEpilogue = 10000000000;
 
 }  // namespace
 
-uint64_t Job::memory(const wire::JobSettings& settings) noexcept {
+uint64_t Job::memory(const protocol::JobSettings& settings) noexcept {
   return sizeof(Job) + Slots::memory(settings) + Members::memory(settings);
 }
 
-Job::Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now,
+Job::Job(const protocol::Enrolment& first, uint64_t epoch, const protocol::Token& token, Time now,
          KernelPath* kernel, const Multicast& multicast)
-    : terms_{first.settings, first.from.job, epoch, wire::job_key(token, first.from.job, epoch),
+    : terms_{first.settings, first.from.job, epoch, protocol::job_key(token, first.from.job, epoch),
              multicast},
       members_(first.settings),
       gate_(kernel, terms_),
@@ -32,11 +32,11 @@ Job::Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token,
 
 // ---- admission ----
 
-Judgement Job::enrol(Time now, const wire::Enrolment& e, const Address& from, Outbox& out) {
-  const wire::JobSettings& own = terms_.settings;
+Judgement Job::enrol(Time now, const protocol::Enrolment& e, const Address& from, Outbox& out) {
+  const protocol::JobSettings& own = terms_.settings;
   const uint32_t worker = e.from.worker;
   if (course_.state == JobState::failed) return {course_.reason, 0, course_.blamed};
-  const Reason differs = wire::compare_settings(own, e.settings);
+  const Reason differs = protocol::compare_settings(own, e.settings);
   if (differs != Reason::none) {
     Judgement judgement{differs, own.world, e.settings.world};
     if (differs == Reason::quorum) judgement = {differs, own.needed, e.settings.needed};
@@ -93,28 +93,30 @@ DatagramFault Job::receive(Time now, const Address& from, bool held, Bytes datag
 
 DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Outbox& out,
                               bool stays) {
-  wire::UpHeader header;
-  if (const auto fault = wire::parse_up(datagram, &header); fault != DatagramFault::none) {
+  protocol::UpHeader header;
+  if (const auto fault = protocol::parse_up(datagram, &header); fault != DatagramFault::none) {
     return fault;
   }
-  if (terms_.settings.full_tags != ((header.flags & wire::kFull) != 0)) return DatagramFault::field;
+  if (terms_.settings.full_tags != ((header.flags & protocol::kFull) != 0))
+    return DatagramFault::field;
   Member* member = members_.sender(from, header.worker);
   if (member == nullptr) return DatagramFault::field;
-  const uint64_t number = wire::nearest_number(header.granule, slots_.ring().floor());
-  if (!wire::tag_is_right(datagram, wire::kUpHeaderBytes, terms_.key, wire::era_of(number))) {
+  const uint64_t number = protocol::nearest_number(header.granule, slots_.ring().floor());
+  if (!protocol::tag_is_right(datagram, protocol::kUpHeaderBytes, terms_.key,
+                              protocol::era_of(number))) {
     return DatagramFault::tag;
   }
   if (header.ahead > number) return DatagramFault::field;
   ++stats_.datagrams;
   member->heard = now;
   watch_.heard(now);
-  member->hears_group = terms_.multicast.group.exists() && (header.flags & wire::kGroup) != 0;
-  handle(now, header, number, datagram.subspan(wire::kUpHeaderBytes), stays, out);
+  member->hears_group = terms_.multicast.group.exists() && (header.flags & protocol::kGroup) != 0;
+  handle(now, header, number, datagram.subspan(protocol::kUpHeaderBytes), stays, out);
   return DatagramFault::none;
 }
 
-void Job::handle(Time now, const wire::UpHeader& header, uint64_t number, Bytes payload, bool stays,
-                 Outbox& out) {
+void Job::handle(Time now, const protocol::UpHeader& header, uint64_t number, Bytes payload,
+                 bool stays, Outbox& out) {
   if (course_.state == JobState::failed) {
     return Downlink(terms_, slots_.ring(), out).failure(members_[header.worker].address, course_);
   }
@@ -134,23 +136,25 @@ void Job::handle(Time now, const wire::UpHeader& header, uint64_t number, Bytes 
 }
 
 DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, Outbox& out) {
-  wire::DownHeader header;
-  if (const auto fault = wire::parse_down(datagram, &header); fault != DatagramFault::none) {
+  protocol::DownHeader header;
+  if (const auto fault = protocol::parse_down(datagram, &header); fault != DatagramFault::none) {
     return fault;
   }
   if (header.type != DatagramType::held) return DatagramFault::type;
-  if (terms_.settings.full_tags != ((header.flags & wire::kFull) != 0)) return DatagramFault::field;
+  if (terms_.settings.full_tags != ((header.flags & protocol::kFull) != 0))
+    return DatagramFault::field;
   Member* member = members_.sender(from, header.ahead);
   if (member == nullptr) return DatagramFault::field;
-  const uint64_t number = wire::nearest_number(header.granule, slots_.ring().floor());
-  if (!wire::tag_is_right(datagram, wire::kDownHeaderBytes, terms_.key, wire::era_of(number))) {
+  const uint64_t number = protocol::nearest_number(header.granule, slots_.ring().floor());
+  if (!protocol::tag_is_right(datagram, protocol::kDownHeaderBytes, terms_.key,
+                              protocol::era_of(number))) {
     return DatagramFault::tag;
   }
   member->heard = now;
   watch_.heard(now);
   if (course_.state != JobState::running) return DatagramFault::none;
   ++stats_.datagrams;
-  serving_.take_held(now, header, number, datagram.subspan(wire::kDownHeaderBytes), out);
+  serving_.take_held(now, header, number, datagram.subspan(protocol::kDownHeaderBytes), out);
   watch_.note(now, is_waiting());
   return DatagramFault::none;
 }
@@ -230,4 +234,4 @@ bool Job::is_over(Time now) const noexcept {
   return watch_.is_idle(now);
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -5,8 +5,9 @@
 
 #include <cstdint>
 
+#include "aggregation/protocol/address.h"
+#include "aggregation/protocol/clock.h"
 #include "aggregation/protocol/enrolment.h"
-#include "aggregation/server/address.h"
 #include "aggregation/server/job/kernel_gate.h"
 #include "aggregation/server/job/members.h"
 #include "aggregation/server/job/serving.h"
@@ -15,13 +16,13 @@
 #include "aggregation/server/kernel_path.h"
 #include "aggregation/server/slots.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class Job {
  public:
   /// The memory that a job takes, all of it in the constructor.
-  [[nodiscard]] static uint64_t memory(const wire::JobSettings& settings) noexcept;
-  Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now,
+  [[nodiscard]] static uint64_t memory(const protocol::JobSettings& settings) noexcept;
+  Job(const protocol::Enrolment& first, uint64_t epoch, const protocol::Token& token, Time now,
       KernelPath* kernel = nullptr, const Multicast& multicast = {});
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -29,9 +30,9 @@ class Job {
   [[nodiscard]] uint64_t number() const noexcept { return terms_.number; }
   [[nodiscard]] uint32_t id() const noexcept { return terms_.id(); }
   [[nodiscard]] uint64_t epoch() const noexcept { return terms_.epoch; }
-  [[nodiscard]] const wire::SipKey& key() const noexcept { return terms_.key; }
+  [[nodiscard]] const protocol::SipKey& key() const noexcept { return terms_.key; }
   [[nodiscard]] JobState state() const noexcept { return course_.state; }
-  [[nodiscard]] const wire::JobSettings& settings() const noexcept { return terms_.settings; }
+  [[nodiscard]] const protocol::JobSettings& settings() const noexcept { return terms_.settings; }
   [[nodiscard]] const JobStats& stats() const noexcept { return stats_; }
   [[nodiscard]] const Slots& slots() const noexcept { return slots_; }
   [[nodiscard]] const Members& members() const noexcept { return members_; }
@@ -41,11 +42,11 @@ class Job {
   }
 
   /// An enrolment whose tag is right.
-  Judgement enrol(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
+  Judgement enrol(Time now, const protocol::Enrolment& e, const Address& from, Outbox& out);
   /// A datagram of this job, epoch and version. Returns what is wrong with it. `stays`: its bytes
   /// can be read until settle().
-  wire::DatagramFault receive(Time now, const Address& from, bool held, Bytes datagram, Outbox& out,
-                              bool stays = false);
+  protocol::DatagramFault receive(Time now, const Address& from, bool held, Bytes datagram,
+                                  Outbox& out, bool stays = false);
   void settle() noexcept { slots_.settle(); }
   /// A host reports that a port is closed. Counts after the second time in a row.
   void unreachable(Time now, const Address& at, Outbox& out);
@@ -56,11 +57,11 @@ class Job {
 
  private:
   [[nodiscard]] bool is_waiting() const noexcept;
-  wire::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Outbox& out,
-                                 bool stays);
-  wire::DatagramFault receive_held(Time now, const Address& from, Bytes datagram, Outbox& out);
-  void handle(Time now, const wire::UpHeader& header, uint64_t number, Bytes payload, bool stays,
-              Outbox& out);
+  protocol::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Outbox& out,
+                                     bool stays);
+  protocol::DatagramFault receive_held(Time now, const Address& from, Bytes datagram, Outbox& out);
+  void handle(Time now, const protocol::UpHeader& header, uint64_t number, Bytes payload,
+              bool stays, Outbox& out);
   void begin(Time now, Outbox& out);
   Judgement fail(Time now, const Judgement& why, Outbox& out);
   void ask(uint32_t worker, Outbox& out);
@@ -75,4 +76,4 @@ class Job {
   Watch watch_;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
-using wire::DatagramFault;
-using wire::DatagramType;
-using wire::Reason;
+using protocol::DatagramFault;
+using protocol::DatagramType;
+using protocol::Reason;
 
 }  // namespace
 
@@ -16,7 +16,7 @@ Server::Server(const ServerSettings& settings)
     : settings_(settings),
       nonce_key_{load<uint64_t>(settings.secret.data()),
                  load<uint64_t>(settings.secret.data() + 8)},
-      hello_key_(wire::hello_key(settings.token)),
+      hello_key_(protocol::hello_key(settings.token)),
       next_epoch_(load<uint64_t>(settings.secret.data() + 16)),
       answers_({nonce_key_.k0, ~nonce_key_.k1}) {
   jobs_.reserve(settings.jobs);
@@ -30,7 +30,7 @@ Job* Server::find(uint32_t id) noexcept {
 }
 
 // Remembers nothing: who can repeat it receives at that address.
-uint64_t Server::nonce_for(const Address& from, const wire::Applicant& who,
+uint64_t Server::nonce_for(const Address& from, const protocol::Applicant& who,
                            uint64_t epoch) const noexcept {
   laconic_sip s = laconic_sip_begin(&nonce_key_);
   laconic_sip_words(&s, from.bytes.data(), 3);
@@ -42,7 +42,7 @@ uint64_t Server::nonce_for(const Address& from, const wire::Applicant& who,
 }
 
 bool Server::is_vouched_for(Bytes hello) const noexcept {
-  return settings_.token != wire::Token{} && wire::message_tag_is_right(hello, hello_key_);
+  return settings_.token != protocol::Token{} && protocol::message_tag_is_right(hello, hello_key_);
 }
 
 bool Server::may_answer(Time now, const Address& to, uint32_t kept) noexcept {
@@ -53,18 +53,18 @@ bool Server::may_answer(Time now, const Address& to, uint32_t kept) noexcept {
 
 void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out, bool stays) {
   ++stats_.datagrams;
-  wire::DatagramStart start;
-  if (const auto fault = wire::parse_start(datagram, &start); fault != DatagramFault::none) {
+  protocol::DatagramStart start;
+  if (const auto fault = protocol::parse_start(datagram, &start); fault != DatagramFault::none) {
     return count(fault);
   }
   if (start.type == DatagramType::hello) return hello(now, from, start.version, datagram, out);
-  if (start.version != wire::kDatagramVersion) return count(DatagramFault::version);
+  if (start.version != protocol::kDatagramVersion) return count(DatagramFault::version);
   if (start.type == DatagramType::enrol) return enrol(now, from, datagram, out);
   const bool up = start.type >= DatagramType::data && start.type <= DatagramType::held;
   if (!up) return count(DatagramFault::type);
-  if (datagram.size() < wire::kUpHeaderBytes) return count(DatagramFault::size);
+  if (datagram.size() < protocol::kUpHeaderBytes) return count(DatagramFault::size);
   Job* job = find(start.job);
-  if (job == nullptr || wire::epoch_of(datagram) != static_cast<uint16_t>(job->epoch())) {
+  if (job == nullptr || protocol::epoch_of(datagram) != static_cast<uint16_t>(job->epoch())) {
     return stranger(now, from, start, datagram.size(), out);
   }
   count(job->receive(now, from, start.type == DatagramType::held, datagram, out, stays));
@@ -79,43 +79,44 @@ bool Server::owes() const noexcept {
                      [](const auto& job) { return job->slots().owes(); });
 }
 
-void Server::stranger(Time now, const Address& from, const wire::DatagramStart& start,
+void Server::stranger(Time now, const Address& from, const protocol::DatagramStart& start,
                       uint64_t size, Outbox& out) {
   ++stats_.strangers;
   // After a restart all workers send whole windows: their hellos need answers, too.
-  if (size < wire::kUpHeaderBytes || !may_answer(now, from, Budget::kOfAll / 2)) return;
-  std::array<uint8_t, wire::kUpHeaderBytes> answer;
-  wire::write_stranger(start.job, answer.data());
+  if (size < protocol::kUpHeaderBytes || !may_answer(now, from, Budget::kOfAll / 2)) return;
+  std::array<uint8_t, protocol::kUpHeaderBytes> answer;
+  protocol::write_stranger(start.job, answer.data());
   out.send(from, answer, {});
 }
 
 void Server::hello(Time now, const Address& from, uint8_t version, Bytes datagram, Outbox& out) {
-  wire::Applicant who;
+  protocol::Applicant who;
   bool tagged = false;
-  const auto fault = wire::parse_hello(datagram, &who, &tagged);
-  if (fault == DatagramFault::version && datagram.size() >= wire::kHelloBytes) {
+  const auto fault = protocol::parse_hello(datagram, &who, &tagged);
+  if (fault == DatagramFault::version && datagram.size() >= protocol::kHelloBytes) {
     count(fault);
-    return refuse(now, from, wire::applicant_of(datagram),
-                  {Reason::version, wire::kDatagramVersion, version}, true, out);
+    return refuse(now, from, protocol::applicant_of(datagram),
+                  {Reason::version, protocol::kDatagramVersion, version}, true, out);
   }
   if (fault != DatagramFault::none) return count(fault);
   // A tag that is wrong is answered like none: how else would a worker know that its token is?
   const bool known = tagged && is_vouched_for(datagram);
   if (!known && !may_answer(now, from)) return;
   const Job* job = find(static_cast<uint32_t>(who.job));
-  wire::Challenge challenge;
+  protocol::Challenge challenge;
   challenge.to = who;
   challenge.pad = settings_.pad;
   challenge.epoch = job != nullptr ? job->epoch() : next_epoch_;
   challenge.nonce = nonce_for(from, who, challenge.epoch);
-  std::array<uint8_t, wire::kHelloBytes> answer;
-  wire::write_challenge(challenge, wire::challenge_key(settings_.token, who), answer.data());
+  std::array<uint8_t, protocol::kHelloBytes> answer;
+  protocol::write_challenge(challenge, protocol::challenge_key(settings_.token, who),
+                            answer.data());
   out.send(from, answer, {});
 }
 
 void Server::enrol(Time now, const Address& from, Bytes datagram, Outbox& out) {
-  wire::Enrolment e;
-  if (const auto fault = wire::parse_enrolment(datagram, &e); fault != DatagramFault::none) {
+  protocol::Enrolment e;
+  if (const auto fault = protocol::parse_enrolment(datagram, &e); fault != DatagramFault::none) {
     return count(fault);
   }
   const Job* job = find(static_cast<uint32_t>(e.from.job));
@@ -124,11 +125,11 @@ void Server::enrol(Time now, const Address& from, Bytes datagram, Outbox& out) {
   if (e.epoch != epoch || e.nonce != nonce_for(from, e.from, epoch)) {
     return stranger(
         now, from,
-        {DatagramType::enrol, wire::kDatagramVersion, 0, static_cast<uint32_t>(e.from.job)},
+        {DatagramType::enrol, protocol::kDatagramVersion, 0, static_cast<uint32_t>(e.from.job)},
         datagram.size(), out);
   }
-  const wire::SipKey key = wire::enrolment_key(settings_.token, e.from, e.epoch, e.nonce);
-  if (!wire::message_tag_is_right(datagram, key)) {
+  const protocol::SipKey key = protocol::enrolment_key(settings_.token, e.from, e.epoch, e.nonce);
+  if (!protocol::message_tag_is_right(datagram, key)) {
     count(DatagramFault::tag);
     return refuse(now, from, e.from, {Reason::token, 0, 0}, true, out);
   }
@@ -137,13 +138,13 @@ void Server::enrol(Time now, const Address& from, Bytes datagram, Outbox& out) {
 }
 
 // The tag is right: only now may memory be taken.
-Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from, Outbox& out) {
+Judgement Server::admit(Time now, const protocol::Enrolment& e, const Address& from, Outbox& out) {
   if (Job* job = find(static_cast<uint32_t>(e.from.job)); job != nullptr) {
     if (job->number() != e.from.job) return {Reason::jobs, settings_.jobs, jobs_.size()};
     return job->enrol(now, e, from, out);
   }
-  if (const Reason reason = wire::judge_settings(e.settings); reason != Reason::none) {
-    const uint32_t code = std::max(wire::largest_code(e.settings), 1U);
+  if (const Reason reason = protocol::judge_settings(e.settings); reason != Reason::none) {
+    const uint32_t code = std::max(protocol::largest_code(e.settings), 1U);
     const uint32_t most = ((1U << (e.settings.lane_bits & 31U)) - 1U) / code;
     if (reason == Reason::lane_overflow) return {reason, most, e.settings.world};
     return {reason, 0, e.from.worker};
@@ -163,13 +164,13 @@ Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from,
   return jobs_.back()->enrol(now, e, from, out);
 }
 
-void Server::refuse(Time now, const Address& to, const wire::Applicant& who,
+void Server::refuse(Time now, const Address& to, const protocol::Applicant& who,
                     const Judgement& judgement, bool is_stranger, Outbox& out) {
   ++stats_.refusals;
   if (is_stranger && !may_answer(now, to)) return;
-  const wire::Refusal refusal{who, judgement.reason, judgement.expected, judgement.found};
-  std::array<uint8_t, wire::kHelloBytes> answer;
-  wire::write_refusal(refusal, wire::challenge_key(settings_.token, who), answer.data());
+  const protocol::Refusal refusal{who, judgement.reason, judgement.expected, judgement.found};
+  std::array<uint8_t, protocol::kHelloBytes> answer;
+  protocol::write_refusal(refusal, protocol::challenge_key(settings_.token, who), answer.data());
   out.send(to, answer, {});
 }
 
@@ -217,4 +218,4 @@ Time Server::next_event() const noexcept {
   return next;
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

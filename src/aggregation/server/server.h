@@ -10,13 +10,14 @@
 #include <span>
 #include <vector>
 
+#include "aggregation/protocol/clock.h"
 #include "aggregation/server/budget.h"
 #include "aggregation/server/job.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 struct ServerSettings {
-  wire::Token token{};
+  protocol::Token token{};
   /// Random, another one at every start: of it come epochs and nonces.
   std::array<uint8_t, 32> secret{};
   uint64_t memory = uint64_t{256} << 20U;  ///< of all jobs
@@ -30,7 +31,7 @@ struct ServerSettings {
 struct ServerStats {
   uint64_t datagrams = 0;
   uint64_t in_kernel = 0;              ///< of these, taken or refused by the program there
-  std::array<uint64_t, 7> rejected{};  ///< by wire::DatagramFault
+  std::array<uint64_t, 7> rejected{};  ///< by protocol::DatagramFault
   uint64_t strangers = 0;              ///< datagrams of no job
   uint64_t unanswered = 0;             ///< strangers above their budget
   uint64_t refusals = 0;
@@ -60,7 +61,7 @@ class Server {
 
  private:
   [[nodiscard]] Job* find(uint32_t id) noexcept;
-  [[nodiscard]] uint64_t nonce_for(const Address& from, const wire::Applicant& who,
+  [[nodiscard]] uint64_t nonce_for(const Address& from, const protocol::Applicant& who,
                                    uint64_t epoch) const noexcept;
   /// True for a hello from a holder of the token. Without a token it proves nothing.
   [[nodiscard]] bool is_vouched_for(Bytes hello) const noexcept;
@@ -68,20 +69,20 @@ class Server {
   bool may_answer(Time now, const Address& to, uint32_t kept = 0) noexcept;
   void hello(Time now, const Address& from, uint8_t version, Bytes datagram, Outbox& out);
   void enrol(Time now, const Address& from, Bytes datagram, Outbox& out);
-  Judgement admit(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
-  void refuse(Time now, const Address& to, const wire::Applicant& who, const Judgement& judgement,
-              bool stranger, Outbox& out);
-  void stranger(Time now, const Address& from, const wire::DatagramStart& start, uint64_t size,
+  Judgement admit(Time now, const protocol::Enrolment& e, const Address& from, Outbox& out);
+  void refuse(Time now, const Address& to, const protocol::Applicant& who,
+              const Judgement& judgement, bool stranger, Outbox& out);
+  void stranger(Time now, const Address& from, const protocol::DatagramStart& start, uint64_t size,
                 Outbox& out);
-  void count(wire::DatagramFault fault) noexcept {
-    if (fault != wire::DatagramFault::none) ++stats_.rejected[static_cast<std::size_t>(fault)];
+  void count(protocol::DatagramFault fault) noexcept {
+    if (fault != protocol::DatagramFault::none) ++stats_.rejected[static_cast<std::size_t>(fault)];
   }
   void count_kernel(Job& job) noexcept;
   void drop(std::size_t index, Outbox& out);
   void drop_one_that_is_over(Outbox& out);
 
   ServerSettings settings_;
-  wire::SipKey nonce_key_{}, hello_key_{};
+  protocol::SipKey nonce_key_{}, hello_key_{};
   uint64_t next_epoch_ = 0;
   std::vector<std::unique_ptr<Job>> jobs_;
   uint64_t used_ = 0;
@@ -89,4 +90,4 @@ class Server {
   ServerStats stats_;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -4,18 +4,18 @@
 #include <algorithm>
 #include <bit>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
-constexpr uint8_t kSumFlags = wire::kTrouble | wire::kFirst;  // OR-ed into the result
+constexpr uint8_t kSumFlags = protocol::kTrouble | protocol::kFirst;  // OR-ed into the result
 
 }  // namespace
 
-uint64_t Slots::memory(const wire::JobSettings& s) noexcept {
+uint64_t Slots::memory(const protocol::JobSettings& s) noexcept {
   return SlotRing::memory(s) + Sums::memory(s) + s.ring * sizeof(uint64_t);
 }
 
-Slots::Slots(const wire::JobSettings& settings, SharedSlots shared)
+Slots::Slots(const protocol::JobSettings& settings, SharedSlots shared)
     : settings_(settings),
       all_(~uint64_t{0} >> (64U - settings.world)),
       deadline_(uint64_t{settings.deadline_us} * 1000U),
@@ -33,9 +33,9 @@ bool Slots::acknowledge(uint32_t worker, uint64_t number) noexcept {
 }
 
 bool Slots::has_length(const Contribution& c) const noexcept {
-  if ((c.flags & wire::kEmpty) != 0) return true;
+  if ((c.flags & protocol::kEmpty) != 0) return true;
   const uint64_t size = c.payload.size();
-  if ((c.flags & wire::kValues) != 0) return size % 4 == 0 && size <= 4U * settings_.values;
+  if ((c.flags & protocol::kValues) != 0) return size % 4 == 0 && size <= 4U * settings_.values;
   return size == settings_.code_bytes() || size == settings_.padded_bytes();
 }
 
@@ -46,7 +46,7 @@ void Slots::open_slot(Time now, const Contribution& c) noexcept {
   slot.state = SlotState::open;
   slot.since = now;
   slot.settings = c.settings;
-  slot.flags = c.flags & wire::kValues;
+  slot.flags = c.flags & protocol::kValues;
   ring_.note_opened(c.number);
   open_.append(slot);
 }
@@ -62,11 +62,11 @@ Verdict Slots::add(Time now, const Contribution& c) noexcept {
   const bool is_open = ring_.has(c.number, SlotState::open);
   if (is_open && (slot.bitmap & bit_of(c.worker)) != 0) return Verdict::duplicate;
   if (!has_length(c)) return Verdict::differs;
-  const bool empty = (c.flags & wire::kEmpty) != 0;
+  const bool empty = (c.flags & protocol::kEmpty) != 0;
   if (is_open) {
     const bool same_length = slot.length == 0 || empty || slot.length == sums_.length_of(c);
     if (slot.settings != c.settings || !same_length ||
-        ((slot.flags ^ c.flags) & wire::kValues) != 0) {
+        ((slot.flags ^ c.flags) & protocol::kValues) != 0) {
       return Verdict::differs;
     }
   } else {
@@ -94,7 +94,7 @@ void Slots::close(Slot& slot) noexcept {
   sums_.complete(slot);
   open_.remove(slot);
   slot.state = SlotState::closed;
-  if (slot.added == 0) slot.flags |= wire::kEmpty;
+  if (slot.added == 0) slot.flags |= protocol::kEmpty;
   ring_.pass(slot);
   closed_[closed_count_++] = slot.number;
   ring_.advance_front();
@@ -119,7 +119,7 @@ Verdict Slots::pull(uint32_t worker, uint64_t number) noexcept {
   return Verdict::open;
 }
 
-bool Slots::take_held(uint32_t worker, uint64_t number, const wire::DownHeader& header,
+bool Slots::take_held(uint32_t worker, uint64_t number, const protocol::DownHeader& header,
                       Bytes payload) noexcept {
   if (!fetches_.take(worker, number, header, payload)) return false;
   closed_[closed_count_++] = number;
@@ -147,4 +147,4 @@ bool Slots::waits_for(uint32_t worker) const noexcept {
   return waits;
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

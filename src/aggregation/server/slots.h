@@ -9,13 +9,14 @@
 #include <span>
 #include <vector>
 
+#include "aggregation/protocol/clock.h"
 #include "aggregation/server/slots/absentees.h"
 #include "aggregation/server/slots/fetches.h"
 #include "aggregation/server/slots/open_list.h"
 #include "aggregation/server/slots/ring.h"
 #include "aggregation/server/slots/sums.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 /// The result of a contribution or a pull.
 enum class Verdict : uint8_t {
@@ -32,8 +33,8 @@ enum class Verdict : uint8_t {
 class Slots {
  public:
   /// Memory that a job takes, all of it in the constructor.
-  [[nodiscard]] static uint64_t memory(const wire::JobSettings& settings) noexcept;
-  explicit Slots(const wire::JobSettings& settings, SharedSlots shared = {});
+  [[nodiscard]] static uint64_t memory(const protocol::JobSettings& settings) noexcept;
+  explicit Slots(const protocol::JobSettings& settings, SharedSlots shared = {});
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
@@ -54,7 +55,7 @@ class Slots {
   [[nodiscard]] bool owes() const noexcept { return sums_.owes(); }
   Verdict pull(uint32_t worker, uint64_t number) noexcept;
   /// Fetches::take.
-  bool take_held(uint32_t worker, uint64_t number, const wire::DownHeader& header,
+  bool take_held(uint32_t worker, uint64_t number, const protocol::DownHeader& header,
                  Bytes payload) noexcept;
   /// Closes what the deadline closes.
   void tick(Time now) noexcept;
@@ -89,7 +90,7 @@ class Slots {
   void close(Slot& slot) noexcept;
   void close_all_due(Time now) noexcept;
 
-  wire::JobSettings settings_;
+  protocol::JobSettings settings_;
   uint64_t all_;  ///< bits of all workers
   Time deadline_, ticked_ = 0;
   SlotRing ring_;
@@ -101,4 +102,4 @@ class Slots {
   std::size_t closed_count_ = 0;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

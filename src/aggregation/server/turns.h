@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 /// One job's share, and which of its workers is read next.
 class Turn {
@@ -61,4 +61,4 @@ bool take_turns(Jobs& jobs, Read&& read) {
   return spent != 0 || owed != 0;
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

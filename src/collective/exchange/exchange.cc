@@ -51,7 +51,7 @@ uint64_t wire_bytes(const Step& step, uint64_t world) {
       return bytes;
     case StepKind::aggregate:
       for (const Contribution& c : step.contributions)
-        bytes += wire::kUpHeaderBytes + c.payload.size();
+        bytes += aggregation::protocol::kUpHeaderBytes + c.payload.size();
       return bytes;
   }
   return 0;

@@ -76,7 +76,7 @@ Result<void> Membership::join(const AggregationJob& job, uint32_t rank, uint64_t
   settings.link.instance = random_word();
   settings.link.worker = static_cast<uint8_t>(rank);
   settings.link.multicast = options_.multicast;
-  wire::JobSettings& j = settings.link.job;
+  aggregation::protocol::JobSettings& j = settings.link.job;
   j.world = static_cast<uint8_t>(world_);
   j.needed = static_cast<uint8_t>(aggregator_quorum(options_.quorum, world_));
   j.code_bits = static_cast<uint8_t>(job.code_bits);

@@ -38,7 +38,7 @@ class Membership {
   explicit Membership(AggregatorOptions options) : options_(std::move(options)) {}
 
   AggregatorOptions options_;
-  wire::Token token_{};
+  aggregation::protocol::Token token_{};
   uint32_t world_ = 0;
   std::unique_ptr<Keeper> keeper_;
   std::unique_ptr<std::atomic<bool>> interrupted_ = std::make_unique<std::atomic<bool>>(false);

@@ -11,7 +11,7 @@
 
 #include "golden/datagrams.h"
 
-namespace laconic::wire {
+namespace laconic::aggregation::protocol {
 namespace {
 
 constexpr SipKey kKey{0x0123456789ABCDEFU, 0xFEDCBA9876543210U};
@@ -280,4 +280,4 @@ TEST(Token, KeysDifferInEveryArgument) {
 }
 
 }  // namespace
-}  // namespace laconic::wire
+}  // namespace laconic::aggregation::protocol

@@ -12,6 +12,8 @@
 #if !defined(LACONIC_ASAN) && !defined(LACONIC_TSAN)  // they have allocators of theirs
 
 namespace laconic::test {
+
+namespace protocol = aggregation::protocol;
 namespace {
 
 Plan plan_of(uint8_t world) {
@@ -50,10 +52,10 @@ void without_memory(Call&& call) {
 /// A server and links to it, which never have memory. What travels arrives at once.
 class Poor {
  public:
-  explicit Poor(const Plan& plan, const wire::Token& token = {}) {
-    server::ServerSettings settings;
+  explicit Poor(const Plan& plan, const protocol::Token& token = {}) {
+    aggregation::ServerSettings settings;
     settings.token = token;
-    server_ = std::make_unique<server::Server>(settings);
+    server_ = std::make_unique<aggregation::Server>(settings);
     for (uint8_t w = 0; w < plan.job.world; ++w) {
       links_.push_back(link_of(plan, w, 100U + w));
       links_.back().connect(0);
@@ -106,9 +108,9 @@ class Poor {
     }
     std::vector<One> sent;
   };
-  struct Down final : server::Outbox {
+  struct Down final : aggregation::Outbox {
     explicit Down(Poor& p) : poor(p) {}
-    void send(const server::Address& to, Bytes header, Bytes payload) override {
+    void send(const aggregation::Address& to, Bytes header, Bytes payload) override {
       std::vector<uint8_t> all(header.begin(), header.end());
       all.insert(all.end(), payload.begin(), payload.end());
       Link& link = poor[static_cast<uint32_t>(load<uint64_t>(to.bytes.data()) - 1)];
@@ -118,7 +120,7 @@ class Poor {
     Poor& poor;
   };
 
-  std::unique_ptr<server::Server> server_;
+  std::unique_ptr<aggregation::Server> server_;
   std::vector<Link> links_;
   Time now_ = kMillisecond;
 };
@@ -149,7 +151,7 @@ TEST(LinkMemory, SilentServerIsReportedByCode) {
 }
 
 TEST(LinkMemory, WrongTokenIsReportedByCode) {
-  wire::Token token{};
+  protocol::Token token{};
   token[0] = 1;
   Poor group(plan_of(1), token);
   expect_code(group.run(0), Errc::ranks_disagree, "the token");

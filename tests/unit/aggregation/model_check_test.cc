@@ -13,6 +13,8 @@
 #include "unit/aggregation/network.h"
 
 namespace laconic::test {
+
+namespace protocol = aggregation::protocol;
 namespace {
 
 #if defined(LACONIC_ASAN) || defined(LACONIC_TSAN)
@@ -58,7 +60,7 @@ Schedule schedule_of(uint64_t index) {
   s.weather.bursts = digit(2) == 1 && loss < 0.1;  // else one follows the other
   const uint32_t stragglers_of_ten = static_cast<uint32_t>(digit(4));
 
-  wire::JobSettings& job = s.plan.job;
+  protocol::JobSettings& job = s.plan.job;
   job.world = static_cast<uint8_t>(dice.one_in(20) ? 10 : dice.between(1, 5));
   job.needed = static_cast<uint8_t>(quorum * job.world + 0.999);
   s.stragglers = stragglers_of_ten * job.world / 10 + (dice.one_in(3) ? stragglers_of_ten / 2 : 0);
@@ -149,8 +151,8 @@ Got expected(const Plan& plan, uint64_t number, uint64_t bitmap) {
     const Contents c = contents_of(plan, w, number);
     ++got.divisor;
     got.norm = std::max(got.norm, c.norm);
-    got.flags |= c.flags & (wire::kTrouble | wire::kValues);
-    if ((c.flags & wire::kEmpty) != 0) continue;
+    got.flags |= c.flags & (protocol::kTrouble | protocol::kValues);
+    if ((c.flags & protocol::kEmpty) != 0) continue;
     ++got.added;
     for (uint32_t i = 0; i < sums.size(); ++i) {
       if (is_tally(number)) {
@@ -162,7 +164,7 @@ Got expected(const Plan& plan, uint64_t number, uint64_t bitmap) {
     }
   }
   if (got.added == 0) {
-    got.flags |= wire::kEmpty;
+    got.flags |= protocol::kEmpty;
     return got;
   }
   const uint32_t bytes = is_tally(number) ? 4 : plan.job.lane_bits / 8U;

@@ -16,13 +16,16 @@
 
 namespace laconic::test {
 
+namespace protocol = aggregation::protocol;
+
 using aggregation::Incoming;
 using aggregation::Link;
 using aggregation::LinkSettings;
 using aggregation::Outgoing;
-using server::Time;
+using aggregation::Time;
 
-inline constexpr Time kMicrosecond = 1000, kMillisecond = 1000000, kSecond = 1000000000;
+using aggregation::kMillisecond;
+inline constexpr Time kMicrosecond = 1000, kSecond = 1000000000;
 
 /// A generator with few instructions: a run draws often. SplitMix64.
 class Dice {
@@ -53,15 +56,15 @@ struct Weather {
   uint64_t rate = 0;  ///< bits in a second, of each worker each way; 0: no limit
 };
 
-inline server::Address address_of(uint64_t worker) {
-  server::Address a;
+inline aggregation::Address address_of(uint64_t worker) {
+  aggregation::Address a;
   store(a.bytes.data(), worker + 1);
   return a;
 }
 
-inline server::Multicast group_of_tests() {
-  wire::Group group{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 239, 7, 4, 2}, 7420};
-  server::Address address;
+inline aggregation::Multicast group_of_tests() {
+  protocol::Group group{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 239, 7, 4, 2}, 7420};
+  aggregation::Address address;
   address.bytes.fill(0xEE);
   return {group, address};
 }
@@ -69,8 +72,8 @@ inline server::Multicast group_of_tests() {
 /// A worker's work: exchanges of granules whose contents are a function of (seed, rank, number).
 struct Plan {
   uint64_t seed = 0;
-  wire::JobSettings job;
-  wire::Token token{};
+  protocol::JobSettings job;
+  protocol::Token token{};
   uint32_t exchanges = 3;
   uint32_t granules = 16;  ///< of an exchange
   uint64_t number = 0x1234567890ABCDEFU;
@@ -95,15 +98,15 @@ inline Contents contents_of(const Plan& plan, uint32_t rank, uint64_t number) {
   Contents c;
   c.settings = static_cast<uint32_t>(shared.next());
   c.norm = static_cast<uint16_t>(own.next());
-  if (own.one_in(50)) c.flags |= wire::kTrouble;
+  if (own.one_in(50)) c.flags |= protocol::kTrouble;
   if (is_tally(number)) {
-    c.flags |= wire::kValues;
+    c.flags |= protocol::kValues;
     c.payload.resize(4 * plan.job.values);
     store(c.payload.data() + 4 * rank, uint32_t{1});
     return c;
   }
   if (own.one_in(6)) {
-    c.flags |= wire::kEmpty;
+    c.flags |= protocol::kEmpty;
     return c;
   }
   c.payload.resize(plan.job.code_bytes());
@@ -206,7 +209,7 @@ class Network {
   }
 
   std::vector<std::unique_ptr<Worker>>& workers() { return workers_; }
-  server::Server& server() { return *server_; }
+  aggregation::Server& server() { return *server_; }
   bool server_is_up() const { return server_up_; }
   Time now() const { return now_; }
   const Plan& plan() const { return plan_; }
@@ -230,13 +233,13 @@ class Network {
   uint64_t max_steps = 100000;  ///< more is a hang
 
   void start_server() {
-    server::ServerSettings settings;
+    aggregation::ServerSettings settings;
     settings.token = plan_.token;
     settings.pad = plan_.pad;
     settings.full_tags = plan_.wants_full_tags;
     if (plan_.multicast && serve_group) settings.multicast = group_of_tests();
     for (uint8_t& byte : settings.secret) byte = static_cast<uint8_t>(dice_.next());
-    server_ = std::make_unique<server::Server>(settings);
+    server_ = std::make_unique<aggregation::Server>(settings);
     release_staying();
     server_up_ = true;
   }
@@ -300,7 +303,7 @@ class Network {
   }
 
   Time next_event() const {
-    Time next = flying_.empty() ? server::kNever : flying_.top().time;
+    Time next = flying_.empty() ? aggregation::kNever : flying_.top().time;
     if (!scripts_.empty()) next = std::min(next, scripts_.front().time);
     if (server_up_) next = std::min(next, server_->next_event());
     for (const auto& w : workers_) {
@@ -473,9 +476,9 @@ class Network {
     flying_.push({time, order_++, from, to, by_group, index});
   }
 
-  struct FromServer final : server::Outbox {
+  struct FromServer final : aggregation::Outbox {
     explicit FromServer(Network& n) : network(n) {}
-    void send(const server::Address& to, Bytes header, Bytes payload) override {
+    void send(const aggregation::Address& to, Bytes header, Bytes payload) override {
       if (to == group_of_tests().address) return network.post_to_group(header, payload);
       const auto worker = load<uint64_t>(to.bytes.data());
       if (worker - 1 <= network.workers_.size() && worker > 1) {
@@ -501,10 +504,10 @@ class Network {
   Dice dice_;
   Time now_ = 0;
   uint64_t order_ = 0, steps_ = 0;
-  std::unique_ptr<server::Server> server_;
+  std::unique_ptr<aggregation::Server> server_;
   bool server_up_ = false;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<Time> wires_ = std::vector<Time>(2 * wire::kMaxWorkers);
+  std::vector<Time> wires_ = std::vector<Time>(2 * protocol::kMaxWorkers);
   std::vector<Time> lags_;
   uint64_t closed_ports_ = 0;
   Time burst_up_ = 0, burst_down_ = 0;

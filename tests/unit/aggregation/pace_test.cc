@@ -7,12 +7,14 @@
 #include "unit/aggregation/network.h"
 
 namespace laconic::test {
+
+namespace protocol = aggregation::protocol;
 namespace {
 
 /// Steps of 1,100 granules of 1,024 codes of 4 bits: 1.1 million parameters.
 Plan model(uint8_t needed, uint32_t exchanges, uint16_t ring) {
   Plan plan;
-  wire::JobSettings& s = plan.job;
+  protocol::JobSettings& s = plan.job;
   s.world = 4;
   s.needed = needed;
   s.code_bits = 4;

@@ -13,11 +13,13 @@
 #include "unit/aggregation/network.h"
 
 namespace laconic::test {
+
+namespace protocol = aggregation::protocol;
 namespace {
 
 Plan plan_of(uint8_t world, uint8_t needed) {
   Plan plan;
-  wire::JobSettings& s = plan.job;
+  protocol::JobSettings& s = plan.job;
   s.world = world;
   s.needed = needed;
   s.code_bits = 4;
@@ -58,27 +60,27 @@ void expect_whole(Network& network) {
 uint8_t type_of(const std::vector<uint8_t>& bytes) { return bytes[2] & 15U; }
 
 /// Keeps what the server sends.
-struct Sent final : server::Outbox {
-  void send(const server::Address& to, Bytes header, Bytes payload) override {
+struct Sent final : aggregation::Outbox {
+  void send(const aggregation::Address& to, Bytes header, Bytes payload) override {
     addresses.push_back(to);
     datagrams.emplace_back(header.begin(), header.end());
     datagrams.back().insert(datagrams.back().end(), payload.begin(), payload.end());
   }
   void flush() override {}
-  std::vector<server::Address> addresses;
+  std::vector<aggregation::Address> addresses;
   std::vector<std::vector<uint8_t>> datagrams;
 };
 
 std::vector<uint8_t> hello(uint64_t job, uint64_t instance, uint32_t attempt = 1) {
-  std::vector<uint8_t> bytes(wire::kHelloBytes);
-  wire::write_hello({job, instance, attempt, 0}, nullptr, bytes.data());
+  std::vector<uint8_t> bytes(protocol::kHelloBytes);
+  protocol::write_hello({job, instance, attempt, 0}, nullptr, bytes.data());
   return bytes;
 }
 
-server::ServerSettings small_server(const Plan& plan) {
-  server::ServerSettings settings;
+aggregation::ServerSettings small_server(const Plan& plan) {
+  aggregation::ServerSettings settings;
   settings.token = plan.token;
-  settings.memory = 3 * server::Job::memory(plan.job);
+  settings.memory = 3 * aggregation::Job::memory(plan.job);
   settings.jobs = 100;
   return settings;
 }
@@ -91,7 +93,7 @@ TEST(Network, NothingIsSentTwiceWithoutLoss) {
     EXPECT_EQ(worker->link().stats().resent_datagrams, 0U);
     EXPECT_EQ(worker->link().stats().duplicate_datagrams, 0U);
   }
-  EXPECT_EQ(network.server().jobs()[0]->state(), server::JobState::ended);
+  EXPECT_EQ(network.server().jobs()[0]->state(), aggregation::JobState::ended);
 }
 
 // A client of another system numbered the resends of its first window wrongly.
@@ -484,7 +486,7 @@ TEST(Multicast, RepeatedTryIsAnsweredOncePerMillisecond) {
   Network network(multicast_plan(3, 3), {}, 31);
   std::vector<uint8_t> recorded;
   network.drop = [&](Time, uint32_t from, uint32_t, const std::vector<uint8_t>& bytes) {
-    if (from == 1 && type_of(bytes) == 8 && (bytes[3] & wire::kTry) != 0) recorded = bytes;
+    if (from == 1 && type_of(bytes) == 8 && (bytes[3] & protocol::kTry) != 0) recorded = bytes;
     return false;
   };
   uint64_t before = 0;
@@ -505,16 +507,17 @@ TEST(Multicast, FailureSentToGroupIsIgnored) {
   Network network(plan, {}, 30);
   ASSERT_TRUE(network.run(10 * kSecond));
   Link& link = network.workers()[0]->link();
-  const server::Job& job = *network.server().jobs()[0];
-  wire::DownHeader h;
-  h.type = wire::DatagramType::failed;
+  const aggregation::Job& job = *network.server().jobs()[0];
+  protocol::DownHeader h;
+  h.type = protocol::DatagramType::failed;
   h.job = job.id();
   h.granule = static_cast<uint32_t>(job.slots().ring().floor());
   h.epoch = static_cast<uint16_t>(job.epoch());
   h.added = 1;
-  h.divisor = static_cast<uint8_t>(wire::Reason::lost_worker);
-  std::array<uint8_t, wire::kDownHeaderBytes> header;
-  wire::write_down(h, job.key(), wire::era_of(job.slots().ring().floor()), {}, header.data());
+  h.divisor = static_cast<uint8_t>(protocol::Reason::lost_worker);
+  std::array<uint8_t, protocol::kDownHeaderBytes> header;
+  protocol::write_down(h, job.key(), protocol::era_of(job.slots().ring().floor()), {},
+                       header.data());
   const uint64_t rejected = link.stats().rejected;
   link.receive_from_group(network.now(), header);
   EXPECT_FALSE(link.failed());
@@ -632,8 +635,8 @@ TEST(Network, IdleWorkerHasFullTimeoutForRestart) {
   link.keep(now);
   link.send(now, out);
   EXPECT_EQ(out.sent, 1);
-  std::vector<uint8_t> stranger(wire::kUpHeaderBytes);
-  wire::write_stranger(static_cast<uint32_t>(plan.number), stranger.data());
+  std::vector<uint8_t> stranger(protocol::kUpHeaderBytes);
+  protocol::write_stranger(static_cast<uint32_t>(plan.number), stranger.data());
   now += 5 * kMillisecond;
   link.receive(now, stranger);
   link.keep(now);
@@ -647,7 +650,7 @@ TEST(Network, IdleWorkerHasFullTimeoutForRestart) {
 
 /// Answers to 5,000 hellos in a second that nobody vouches for.
 std::size_t answers_to(uint64_t addresses) {
-  server::Server server({});
+  aggregation::Server server({});
   Sent sent;
   for (uint64_t i = 0; i < 5000; ++i) {
     server.receive(kSecond + i * 200 * kMicrosecond, address_of(i % addresses), hello(1, 1), sent);
@@ -667,10 +670,10 @@ TEST(Server, StrangerGetsTenAnswersASecondAndAllGetAHundred) {
 
 // Behind a restart, workers send whole windows of data before one of them says hello.
 TEST(Server, DataOfUnknownJobLeavesAnswersToHellos) {
-  server::Server server({});
+  aggregation::Server server({});
   Sent sent;
-  std::vector<uint8_t> data(wire::kUpHeaderBytes);
-  wire::write_up({}, {}, 0, {}, data.data());
+  std::vector<uint8_t> data(protocol::kUpHeaderBytes);
+  protocol::write_up({}, {}, 0, {}, data.data());
   for (uint64_t i = 0; i < 1000; ++i) server.receive(kSecond, address_of(1 + i), data, sent);
   EXPECT_EQ(sent.datagrams.size(), 50U);
   server.receive(kSecond, address_of(0), hello(1, 2), sent);
@@ -678,15 +681,15 @@ TEST(Server, DataOfUnknownJobLeavesAnswersToHellos) {
 }
 
 /// Of a worker that has the token.
-std::vector<uint8_t> tagged_hello(const wire::Token& token, uint32_t attempt) {
-  const wire::SipKey key = wire::hello_key(token);
-  std::vector<uint8_t> bytes(wire::kHelloBytes);
-  wire::write_hello({1, 2, attempt, 0}, &key, bytes.data());
+std::vector<uint8_t> tagged_hello(const protocol::Token& token, uint32_t attempt) {
+  const protocol::SipKey key = protocol::hello_key(token);
+  std::vector<uint8_t> bytes(protocol::kHelloBytes);
+  protocol::write_hello({1, 2, attempt, 0}, &key, bytes.data());
   return bytes;
 }
 
 /// 10,000 hellos from as many addresses.
-void flood(server::Server& server, const std::vector<uint8_t>& bytes) {
+void flood(aggregation::Server& server, const std::vector<uint8_t>& bytes) {
   Sent sent;
   for (uint64_t i = 0; i < 10000; ++i) server.receive(kSecond, address_of(100 + i), bytes, sent);
   EXPECT_LE(sent.datagrams.size(), 100U);
@@ -694,18 +697,19 @@ void flood(server::Server& server, const std::vector<uint8_t>& bytes) {
 
 TEST(Server, TokenOwnerIsAnsweredDuringFlood) {
   const Plan plan = plan_of(2, 2);
-  wire::Token other = plan.token;
+  protocol::Token other = plan.token;
   other[0] ^= 1;
   for (const auto& strangers : {hello(1, 2), tagged_hello(other, 1)}) {
-    server::Server server(small_server(plan));
+    aggregation::Server server(small_server(plan));
     flood(server, strangers);
     Sent sent;
     for (uint32_t attempt = 1; attempt <= 1000; ++attempt) {
       server.receive(kSecond, address_of(1), tagged_hello(plan.token, attempt), sent);
     }
     ASSERT_EQ(sent.datagrams.size(), 1000U);
-    wire::Challenge challenge;
-    ASSERT_EQ(wire::parse_challenge(sent.datagrams.back(), &challenge), wire::DatagramFault::none);
+    protocol::Challenge challenge;
+    ASSERT_EQ(protocol::parse_challenge(sent.datagrams.back(), &challenge),
+              protocol::DatagramFault::none);
     EXPECT_EQ(challenge.to.attempt, 1000U);
     server.receive(kSecond, address_of(1), hello(1, 2), sent);
     EXPECT_EQ(sent.datagrams.size(), 1000U)
@@ -715,7 +719,7 @@ TEST(Server, TokenOwnerIsAnsweredDuringFlood) {
 
 // Anybody has the token that is none.
 TEST(Server, FloodingStrangerBlocksNoOther) {
-  server::Server server({});
+  aggregation::Server server({});
   Sent sent;
   const auto flooding = [&] {
     for (uint32_t i = 0; i < 10000; ++i) {
@@ -739,7 +743,7 @@ TEST(Network, WorkersJoinByEitherHello) {
     int dropped = 0;
     network.drop = [&](Time, uint32_t, uint32_t to, const std::vector<uint8_t>& bytes) {
       const bool mine =
-          to == 0 && type_of(bytes) == 0 && ((bytes[3] & wire::kTagged) != 0) == tagged;
+          to == 0 && type_of(bytes) == 0 && ((bytes[3] & protocol::kTagged) != 0) == tagged;
       dropped += mine ? 1 : 0;
       return mine;
     };
@@ -751,13 +755,13 @@ TEST(Network, WorkersJoinByEitherHello) {
 
 TEST(Server, AnswerToStrangerIsNoLongerThanRequest) {
   Dice dice(1);
-  server::Server server({});
+  aggregation::Server server({});
   Time now = kSecond;
   for (int i = 0; i < 3000; ++i) {
     std::vector<uint8_t> bytes(dice.below(200));
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(dice.next());
     if (bytes.size() > 3 && i % 3 != 0) {
-      store(bytes.data(), wire::kDatagramMagic);
+      store(bytes.data(), protocol::kDatagramMagic);
       bytes[2] = static_cast<uint8_t>(dice.between(1, 2) << 4U | dice.below(16));
     }
     if (i % 7 == 0) bytes = hello(dice.next(), dice.next());
@@ -770,64 +774,65 @@ TEST(Server, AnswerToStrangerIsNoLongerThanRequest) {
 }
 
 TEST(Server, OtherVersionIsReported) {
-  server::Server server({});
+  aggregation::Server server({});
   auto bytes = hello(7, 8);
   bytes[2] = 0x20;
   Sent sent;
   server.receive(kSecond, address_of(1), bytes, sent);
   ASSERT_EQ(sent.datagrams.size(), 1U);
-  wire::Refusal refusal;
-  ASSERT_EQ(wire::parse_refusal(sent.datagrams[0], &refusal), wire::DatagramFault::none);
-  EXPECT_EQ(refusal.reason, wire::Reason::version);
+  protocol::Refusal refusal;
+  ASSERT_EQ(protocol::parse_refusal(sent.datagrams[0], &refusal), protocol::DatagramFault::none);
+  EXPECT_EQ(refusal.reason, protocol::Reason::version);
   EXPECT_EQ(refusal.expected, 1U);
   EXPECT_EQ(refusal.found, 2U);
 }
 
 /// Registers worker 0 of a job and returns the last answer.
-std::vector<uint8_t> attach(server::Server& server, const Plan& plan, uint64_t job, Time now,
+std::vector<uint8_t> attach(aggregation::Server& server, const Plan& plan, uint64_t job, Time now,
                             bool right_nonce = true) {
   Sent sent;
   server.receive(now, address_of(job), hello(job, 5), sent);
-  wire::Challenge challenge;
-  EXPECT_EQ(wire::parse_challenge(sent.datagrams.back(), &challenge), wire::DatagramFault::none);
-  wire::Enrolment e;
+  protocol::Challenge challenge;
+  EXPECT_EQ(protocol::parse_challenge(sent.datagrams.back(), &challenge),
+            protocol::DatagramFault::none);
+  protocol::Enrolment e;
   e.from = {job, 5, 1, 0};
   e.epoch = challenge.epoch;
   e.nonce = challenge.nonce + (right_nonce ? 0 : 1);
   e.settings = plan.job;
   const std::vector<uint8_t> held(plan.job.ring / 8U);
   e.held = held;
-  std::vector<uint8_t> bytes(wire::kMaxEnrolmentBytes);
-  const auto key = wire::enrolment_key(plan.token, e.from, e.epoch, e.nonce);
-  bytes.resize(wire::write_enrolment(e, key, bytes.data()));
+  std::vector<uint8_t> bytes(protocol::kMaxEnrolmentBytes);
+  const auto key = protocol::enrolment_key(plan.token, e.from, e.epoch, e.nonce);
+  bytes.resize(protocol::write_enrolment(e, key, bytes.data()));
   server.receive(now, address_of(job), bytes, sent);
   return sent.datagrams.back();
 }
 
 TEST(Server, ExcessJobIsRefusedWithReason) {
   const Plan plan = plan_of(2, 2);
-  server::Server server(small_server(plan));
+  aggregation::Server server(small_server(plan));
   for (uint64_t job = 1; job <= 3; ++job) {
     EXPECT_EQ(type_of(attach(server, plan, job, kSecond)), 3) << "welcome";
   }
   const auto answer = attach(server, plan, 4, kSecond);
-  wire::Refusal refusal;
-  ASSERT_EQ(wire::parse_refusal(answer, &refusal), wire::DatagramFault::none);
-  EXPECT_EQ(refusal.reason, wire::Reason::memory);
+  protocol::Refusal refusal;
+  ASSERT_EQ(protocol::parse_refusal(answer, &refusal), protocol::DatagramFault::none);
+  EXPECT_EQ(refusal.reason, protocol::Reason::memory);
   EXPECT_EQ(refusal.expected, 0U);
-  EXPECT_EQ(refusal.found, server::Job::memory(plan.job));
+  EXPECT_EQ(refusal.found, aggregation::Job::memory(plan.job));
   EXPECT_EQ(server.jobs().size(), 3U);
 }
 
 TEST(Server, PayloadTagsAreRequiredIfConfigured) {
   Plan plan = plan_of(2, 2);
-  server::ServerSettings settings = small_server(plan);
+  aggregation::ServerSettings settings = small_server(plan);
   settings.full_tags = true;
-  server::Server server(settings);
-  wire::Refusal refusal;
-  ASSERT_EQ(wire::parse_refusal(attach(server, plan, 1, kSecond), &refusal),
-            wire::DatagramFault::none);
-  EXPECT_EQ(refusal.reason, wire::Reason::auth);
+  aggregation::Server server(settings);
+  protocol::Refusal refusal;
+  ASSERT_EQ(protocol::parse_refusal(attach(server, plan, 1, kSecond), &refusal),
+            protocol::DatagramFault::none);
+  EXPECT_EQ(refusal.reason, protocol::Reason::auth);
   EXPECT_EQ(server.memory_used(), 0U);
   plan.job.full_tags = true;
   EXPECT_EQ(type_of(attach(server, plan, 2, kSecond)), 3) << "welcome";
@@ -835,14 +840,14 @@ TEST(Server, PayloadTagsAreRequiredIfConfigured) {
 
 TEST(Server, NonceOfAnotherAddressIsRefused) {
   const Plan plan = plan_of(2, 2);
-  server::Server server(small_server(plan));
+  aggregation::Server server(small_server(plan));
   EXPECT_EQ(type_of(attach(server, plan, 1, kSecond, false)), 5) << "stranger";
   EXPECT_EQ(server.memory_used(), 0U);
 }
 
 TEST(Server, ForgottenJobFreesItsMemory) {
   const Plan plan = plan_of(2, 2);
-  server::Server server(small_server(plan));
+  aggregation::Server server(small_server(plan));
   attach(server, plan, 1, kSecond);
   EXPECT_GT(server.memory_used(), 0U);
   Sent sent;
@@ -854,11 +859,11 @@ TEST(Server, ForgottenJobFreesItsMemory) {
 }
 
 /// Reads what it was lent at flush(), as late as it may.
-struct Late final : server::Outbox {
-  void send(const server::Address&, Bytes header, Bytes payload) override {
+struct Late final : aggregation::Outbox {
+  void send(const aggregation::Address&, Bytes header, Bytes payload) override {
     unread.push_back({{header.begin(), header.end()}, payload});
   }
-  void send_sum(const server::Address&, Bytes datagram) override {
+  void send_sum(const aggregation::Address&, Bytes datagram) override {
     unread.push_back({{}, datagram});
     ++unread_sums;
   }
@@ -878,57 +883,61 @@ struct Late final : server::Outbox {
 /// A worker without a link.
 class Bare {
  public:
-  Bare(server::Server& server, const Plan& plan, uint64_t job, uint8_t worker)
+  Bare(aggregation::Server& server, const Plan& plan, uint64_t job, uint8_t worker)
       : server_(server), plan_(plan), me_{job, 100U + worker, 1, worker} {}
-  [[nodiscard]] server::Address address() const { return address_of(1000 * me_.job + me_.worker); }
+  [[nodiscard]] aggregation::Address address() const {
+    return address_of(1000 * me_.job + me_.worker);
+  }
 
   void say_hello(Time now) {
-    std::vector<uint8_t> bytes(wire::kHelloBytes);
-    wire::write_hello(me_, nullptr, bytes.data());
+    std::vector<uint8_t> bytes(protocol::kHelloBytes);
+    protocol::write_hello(me_, nullptr, bytes.data());
     Sent sent;
     server_.receive(now, address(), bytes, sent);
-    ASSERT_EQ(wire::parse_challenge(sent.datagrams.at(0), &challenge_), wire::DatagramFault::none);
-    key_ = wire::job_key(plan_.token, me_.job, challenge_.epoch);
+    ASSERT_EQ(protocol::parse_challenge(sent.datagrams.at(0), &challenge_),
+              protocol::DatagramFault::none);
+    key_ = protocol::job_key(plan_.token, me_.job, challenge_.epoch);
   }
-  void enrol(Time now, server::Outbox& out, const server::Address* from = nullptr) {
-    wire::Enrolment e;
+  void enrol(Time now, aggregation::Outbox& out, const aggregation::Address* from = nullptr) {
+    protocol::Enrolment e;
     e.from = me_;
     e.epoch = challenge_.epoch;
     e.nonce = challenge_.nonce;
     e.settings = plan_.job;
     const std::vector<uint8_t> held(plan_.job.ring / 8U);
     e.held = held;
-    std::vector<uint8_t> bytes(wire::kMaxEnrolmentBytes);
-    const auto key = wire::enrolment_key(plan_.token, me_, e.epoch, e.nonce);
-    bytes.resize(wire::write_enrolment(e, key, bytes.data()));
+    std::vector<uint8_t> bytes(protocol::kMaxEnrolmentBytes);
+    const auto key = protocol::enrolment_key(plan_.token, me_, e.epoch, e.nonce);
+    bytes.resize(protocol::write_enrolment(e, key, bytes.data()));
     server_.receive(now, from != nullptr ? *from : address(), bytes, out);
   }
-  void send_data(Time now, uint64_t number, server::Outbox& out, uint32_t settings = 7) {
+  void send_data(Time now, uint64_t number, aggregation::Outbox& out, uint32_t settings = 7) {
     const std::vector<uint8_t> codes(plan_.job.code_bytes(), 0x11);
-    wire::UpHeader h;
+    protocol::UpHeader h;
     h.job = static_cast<uint32_t>(me_.job);
     h.granule = static_cast<uint32_t>(number);
     h.settings = settings;
     h.epoch = static_cast<uint16_t>(challenge_.epoch);
     h.ahead = static_cast<uint16_t>(number);
     h.worker = me_.worker;
-    std::vector<uint8_t> bytes(wire::kUpHeaderBytes);
-    wire::write_up(h, key_, wire::era_of(number), codes, bytes.data());
+    std::vector<uint8_t> bytes(protocol::kUpHeaderBytes);
+    protocol::write_up(h, key_, protocol::era_of(number), codes, bytes.data());
     bytes.insert(bytes.end(), codes.begin(), codes.end());
     server_.receive(now, address(), bytes, out);
   }
-  [[nodiscard]] const wire::SipKey& key() const { return key_; }
+  [[nodiscard]] const protocol::SipKey& key() const { return key_; }
 
  private:
-  server::Server& server_;
+  aggregation::Server& server_;
   Plan plan_;
-  wire::Applicant me_;
-  wire::Challenge challenge_;
-  wire::SipKey key_{};
+  protocol::Applicant me_;
+  protocol::Challenge challenge_;
+  protocol::SipKey key_{};
 };
 
 /// All workers of a job, registered.
-std::vector<Bare> registered(server::Server& server, const Plan& plan, uint64_t job, Time now) {
+std::vector<Bare> registered(aggregation::Server& server, const Plan& plan, uint64_t job,
+                             Time now) {
   std::vector<Bare> workers;
   Sent sent;
   for (uint8_t w = 0; w < plan.job.world; ++w) {
@@ -940,19 +949,19 @@ std::vector<Bare> registered(server::Server& server, const Plan& plan, uint64_t 
 }
 
 /// Results with a right tag whose lanes are all `lane`.
-std::size_t sums_of(const Late& out, const wire::SipKey& key, uint8_t lane) {
+std::size_t sums_of(const Late& out, const protocol::SipKey& key, uint8_t lane) {
   return static_cast<std::size_t>(std::ranges::count_if(out.read, [&](const auto& datagram) {
     const auto lanes = std::span(datagram).subspan(std::min<std::size_t>(40, datagram.size()));
-    return type_of(datagram) == 11 && wire::tag_is_right(datagram, 40, key, 0) &&
+    return type_of(datagram) == 11 && protocol::tag_is_right(datagram, 40, key, 0) &&
            std::ranges::all_of(lanes, [=](uint8_t b) { return b == lane; });
   }));
 }
 
 TEST(Server, SumsAreReadBeforeJobIsReplaced) {
   const Plan plan = plan_of(2, 2);
-  server::ServerSettings settings = small_server(plan);
+  aggregation::ServerSettings settings = small_server(plan);
   settings.jobs = 1;
-  server::Server server(settings);
+  aggregation::Server server(settings);
   auto workers = registered(server, plan, 1, kSecond);
   Bare next(server, plan, 2, 0);
   next.say_hello(kSecond);
@@ -962,7 +971,7 @@ TEST(Server, SumsAreReadBeforeJobIsReplaced) {
     for (Bare& worker : workers) worker.send_data(kSecond, number, out);
   }
   for (Bare& worker : workers) worker.send_data(kSecond, 4, out, ++other_settings);
-  ASSERT_EQ(server.jobs()[0]->state(), server::JobState::failed);
+  ASSERT_EQ(server.jobs()[0]->state(), aggregation::JobState::failed);
   EXPECT_EQ(out.unread_sums, 8U);
   next.enrol(kSecond, out);
   EXPECT_EQ(server.jobs()[0]->number(), 2U);
@@ -988,24 +997,24 @@ TEST(Server, PortClosedTwiceInARowIsLostWorker) {
   };
   for (const Said said : {Said{0, false, true}, Said{kProbe, false, true},
                           Said{kProbe + 1, false, false}, Said{kProbe / 2, true, false}}) {
-    server::Server server(small_server(plan));
+    aggregation::Server server(small_server(plan));
     auto workers = registered(server, plan, 1, kSecond);
     Late out;
     const Time now = 2 * kSecond;
     server.unreachable(now, workers[1].address(), out);
     out.flush();
     EXPECT_EQ(sent_of_type(out, 12), 1U) << "it is asked at once";
-    EXPECT_EQ(server.jobs()[0]->state(), server::JobState::running);
+    EXPECT_EQ(server.jobs()[0]->state(), aggregation::JobState::running);
     if (said.heard) workers[1].send_data(now + said.after - 1, 0, out);
     server.unreachable(now + said.after, workers[1].address(), out);
-    EXPECT_EQ(server.jobs()[0]->state() == server::JobState::failed, said.lost) << said.after;
+    EXPECT_EQ(server.jobs()[0]->state() == aggregation::JobState::failed, said.lost) << said.after;
   }
 }
 
 // Nobody waits for anything, and nobody says a word.
 TEST(Server, IdleJobIsForgottenAfterFourTimeouts) {
   const Plan plan = plan_of(2, 2);
-  server::Server server(small_server(plan));
+  aggregation::Server server(small_server(plan));
   auto workers = registered(server, plan, 1, kSecond);
   Late out;
   for (uint64_t number = 0; number < 2; ++number) {
@@ -1015,7 +1024,7 @@ TEST(Server, IdleJobIsForgottenAfterFourTimeouts) {
   EXPECT_EQ(server.next_event(), last + 1);
   server.tick(last, out);
   ASSERT_EQ(server.jobs().size(), 1U);
-  EXPECT_EQ(server.jobs()[0]->state(), server::JobState::running);
+  EXPECT_EQ(server.jobs()[0]->state(), aggregation::JobState::running);
   server.tick(last + 1, out);
   EXPECT_TRUE(server.jobs().empty());
   EXPECT_EQ(server.memory_used(), 0U);
@@ -1024,7 +1033,7 @@ TEST(Server, IdleJobIsForgottenAfterFourTimeouts) {
 // A server that stood still: what its deadline closes and the job's own end come in one tick.
 TEST(Server, SumsAreReadBeforeJobIsForgotten) {
   const Plan plan = plan_of(3, 1);
-  server::Server server(small_server(plan));
+  aggregation::Server server(small_server(plan));
   auto workers = registered(server, plan, 1, kSecond);
   Late out;
   for (uint64_t number = 0; number < 4; ++number) workers[0].send_data(kSecond, number, out);
@@ -1037,7 +1046,7 @@ TEST(Server, SumsAreReadBeforeJobIsForgotten) {
 
 TEST(Server, EpochsAreNeverReused) {
   const Plan plan = plan_of(2, 2);
-  server::Server server(small_server(plan));
+  aggregation::Server server(small_server(plan));
   attach(server, plan, 1, kSecond);
   attach(server, plan, 2, kSecond);
   EXPECT_NE(server.jobs()[0]->epoch(), server.jobs()[1]->epoch());

@@ -11,13 +11,13 @@
 #include <span>
 #include <vector>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
 constexpr Time kDeadline = 20000000;  // 20 ms
 
-wire::JobSettings settings(uint8_t world, uint8_t needed) {
-  wire::JobSettings s;
+protocol::JobSettings settings(uint8_t world, uint8_t needed) {
+  protocol::JobSettings s;
   s.world = world;
   s.needed = needed;
   s.code_bits = 4;
@@ -34,13 +34,13 @@ wire::JobSettings settings(uint8_t world, uint8_t needed) {
 
 /// All codes of worker w are w + 1.
 struct Machine {
-  explicit Machine(const wire::JobSettings& s) : slots(s), world(s.world) {
+  explicit Machine(const protocol::JobSettings& s) : slots(s), world(s.world) {
     const std::vector<Holding> fresh(s.world);
     EXPECT_EQ(slots.restore(fresh), -1);
   }
   Verdict add(uint32_t worker, uint64_t number, Time now = 0, uint8_t flags = 0) {
     const auto code = static_cast<uint8_t>(17 * (worker + 1));
-    payload.assign((flags & wire::kEmpty) != 0 ? 0 : 4, code);
+    payload.assign((flags & protocol::kEmpty) != 0 ? 0 : 4, code);
     return slots.add(now, {worker, number, 7, static_cast<uint16_t>(worker), flags, payload});
   }
   void all(uint64_t number, Time now = 0) {
@@ -95,11 +95,11 @@ TEST(Slots, ConsecutiveSumsAreContiguous) {
   for (uint64_t number = 0; number < 3; ++number) m.all(number);
   const MutBytes first = m.slots.ring().datagram(m.slots.ring().slot(0));
   const MutBytes second = m.slots.ring().datagram(m.slots.ring().slot(1));
-  EXPECT_EQ(first.size(), wire::kDownHeaderBytes + 8);
-  EXPECT_EQ(first.data() + wire::kDownHeaderBytes,
+  EXPECT_EQ(first.size(), protocol::kDownHeaderBytes + 8);
+  EXPECT_EQ(first.data() + protocol::kDownHeaderBytes,
             m.slots.ring().sum(m.slots.ring().slot(0)).data());
   // The longest sum is one of values: 16 bytes.
-  EXPECT_EQ(second.data() - first.data(), static_cast<long>(wire::kDownHeaderBytes + 16));
+  EXPECT_EQ(second.data() - first.data(), static_cast<long>(protocol::kDownHeaderBytes + 16));
 }
 
 TEST(Slots, SumsMissingAtAWorkerAreKept) {
@@ -131,21 +131,21 @@ TEST(Slots, ClosedSumNeverChanges) {
 TEST(Slots, EmptyContributionCountsOnlyInDivisor) {
   Machine m(settings(3, 3));
   m.add(0, 0);
-  m.add(1, 0, 0, wire::kEmpty);
-  m.add(2, 0, 0, wire::kEmpty | wire::kTrouble);
+  m.add(1, 0, 0, protocol::kEmpty);
+  m.add(2, 0, 0, protocol::kEmpty | protocol::kTrouble);
   const Slot& slot = m.slots.ring().slot(0);
   EXPECT_TRUE(m.closed(0));
   EXPECT_EQ(slot.bitmap, 7U);
   EXPECT_EQ(slot.added, 1);
-  EXPECT_EQ(slot.flags, wire::kTrouble);
+  EXPECT_EQ(slot.flags, protocol::kTrouble);
   EXPECT_EQ(m.lane(0), 1U);
 }
 
 TEST(Slots, SumOfNothingIsEmpty) {
   Machine m(settings(2, 2));
-  m.add(0, 0, 0, wire::kEmpty);
-  m.add(1, 0, 0, wire::kEmpty);
-  EXPECT_EQ(m.slots.ring().slot(0).flags, wire::kEmpty);
+  m.add(0, 0, 0, protocol::kEmpty);
+  m.add(1, 0, 0, protocol::kEmpty);
+  EXPECT_EQ(m.slots.ring().slot(0).flags, protocol::kEmpty);
   EXPECT_TRUE(m.slots.ring().sum(m.slots.ring().slot(0)).empty());
 }
 
@@ -214,7 +214,7 @@ TEST(Slots, QuorumOfOneHasNoDeadline) {
 
 TEST(Slots, DeadlineIsPaidOncePerExchange) {
   Machine m(settings(3, 2));
-  m.add(0, 0, 0, wire::kFirst);
+  m.add(0, 0, 0, protocol::kFirst);
   m.add(1, 0, 0);
   m.add(0, 1, 5);  // opened later, and lacks a worker that is in time
   m.add(0, 2, 5);
@@ -259,7 +259,7 @@ TEST(Slots, LateWorkerIsAwaitedAgainAfterFourExchanges) {
   Machine m(settings(3, 2));
   Time now = 0;
   for (uint64_t exchange = 0; exchange < 4; ++exchange) {
-    m.add(0, 2 * exchange, now, wire::kFirst);
+    m.add(0, 2 * exchange, now, protocol::kFirst);
     m.add(1, 2 * exchange, now);
     if (exchange == 0) m.slots.tick(now += kDeadline);
     EXPECT_TRUE(m.closed(2 * exchange));
@@ -276,7 +276,7 @@ TEST(Slots, DifferentSettingsAreNotSummed) {
   const std::vector<uint8_t> codes(4), few(3);
   EXPECT_EQ(m.slots.add(0, {1, 0, 8, 0, 0, codes}), Verdict::differs);
   EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, 0, few}), Verdict::differs);
-  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, wire::kValues, codes}), Verdict::differs);
+  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, protocol::kValues, codes}), Verdict::differs);
   EXPECT_EQ(m.slots.ring().slot(0).bitmap, 1U);
 }
 
@@ -285,13 +285,13 @@ TEST(Slots, ValuesAreAddedModulo32Bits) {
   const std::vector<uint8_t> a{0xFF, 0xFF, 0xFF, 0xFF, 1, 0, 0, 0};
   const std::vector<uint8_t> b{2, 0, 0, 0, 0, 0, 0, 0x80};
   const std::vector<uint8_t> more(20), odd(6);
-  EXPECT_EQ(m.slots.add(0, {0, 0, 7, 0, wire::kValues, a}), Verdict::added);
-  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, wire::kValues, odd}), Verdict::differs);
-  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, wire::kValues, b}), Verdict::added);
+  EXPECT_EQ(m.slots.add(0, {0, 0, 7, 0, protocol::kValues, a}), Verdict::added);
+  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, protocol::kValues, odd}), Verdict::differs);
+  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, protocol::kValues, b}), Verdict::added);
   const Bytes sum = m.slots.ring().sum(m.slots.ring().slot(0));
   EXPECT_EQ(std::vector<uint8_t>(sum.begin(), sum.end()),
             (std::vector<uint8_t>{1, 0, 0, 0, 1, 0, 0, 0x80}));
-  EXPECT_EQ(m.slots.add(0, {0, 1, 7, 0, wire::kValues, more}), Verdict::differs) << "too many";
+  EXPECT_EQ(m.slots.add(0, {0, 1, 7, 0, protocol::kValues, more}), Verdict::differs) << "too many";
 }
 
 // ---- restart ----
@@ -327,7 +327,7 @@ TEST(Slots, HeldSumIsFetchedAndNeverRecomputed) {
   EXPECT_EQ(asked, (std::vector<std::pair<uint64_t, uint32_t>>{{2, 0}, {3, 0}, {5, 2}}));
   EXPECT_TRUE(slots.next_fetch(110, 100, &fetch)) << "asked again";
 
-  wire::DownHeader header;
+  protocol::DownHeader header;
   header.bitmap = 5;
   header.added = 2;
   header.settings = 7;
@@ -370,8 +370,8 @@ TEST(Slots, HoldersAreAskedInTurn) {
 // ---- payloads that stay ----
 
 /// Settings whose sums of `world` workers fit into their lanes.
-wire::JobSettings small_sums(uint8_t world, uint8_t needed) {
-  wire::JobSettings s = settings(world, needed);
+protocol::JobSettings small_sums(uint8_t world, uint8_t needed) {
+  protocol::JobSettings s = settings(world, needed);
   s.table_size = 4;
   s.code_bits = 2;
   s.lanes = 16;
@@ -429,10 +429,10 @@ TEST(Slots, SettlingTimeChangesNoResult) {
       time += below(4) == 0 ? kDeadline / 4 : 1;
       const uint32_t w = below(world);
       const uint64_t number = now.slots.ring().floor() + below(10);
-      const uint8_t kinds[] = {0, 0, 0, 0, wire::kEmpty, wire::kTrouble};
+      const uint8_t kinds[] = {0, 0, 0, 0, protocol::kEmpty, protocol::kTrouble};
       const bool values = number % 4 == 3;
-      const auto flags = static_cast<uint8_t>(kinds[below(6)] | (values ? wire::kValues : 0));
-      const bool empty = (flags & wire::kEmpty) != 0;
+      const auto flags = static_cast<uint8_t>(kinds[below(6)] | (values ? protocol::kValues : 0));
+      const bool empty = (flags & protocol::kEmpty) != 0;
       std::vector<uint8_t> payload(empty ? 0 : values ? 16 : 4);
       for (auto& byte : payload) byte = static_cast<uint8_t>(random());
       staying.push_back(payload);
@@ -476,7 +476,7 @@ uint32_t code_of(const std::vector<uint8_t>& codes, uint32_t bits, std::size_t i
   return code;
 }
 
-void check_sums(const wire::JobSettings& s, Isa isa, std::mt19937& random) {
+void check_sums(const protocol::JobSettings& s, Isa isa, std::mt19937& random) {
   const Adder adder(s, isa);
   std::vector<std::vector<uint8_t>> all;
   std::vector<uint8_t> lanes(s.lane_bytes(), 0xEE), codes(s.code_bytes());  // from a sum before
@@ -513,7 +513,7 @@ TEST(Adder, AdderEqualsTableSumOnEveryIsa) {
       for (const uint32_t most : {85U, 20000U}) {  // 20,000 is no byte
         if ((lane_bits == 8) != (most == 85)) continue;
         for (const uint32_t lanes : {8U, 16U, 24U, 40U, 256U, 1000U, 1024U}) {
-          wire::JobSettings s = settings(lane_bits == 8 && bits == 8 ? 1 : 3, 1);
+          protocol::JobSettings s = settings(lane_bits == 8 && bits == 8 ? 1 : 3, 1);
           s.code_bits = bits;
           s.lane_bits = lane_bits;
           s.lanes = lanes;
@@ -522,7 +522,7 @@ TEST(Adder, AdderEqualsTableSumOnEveryIsa) {
           for (uint32_t i = 0; i < s.table_size; ++i) {
             s.table[i] = static_cast<uint16_t>(random() % (most + 1));
           }
-          ASSERT_EQ(wire::judge_settings(s), wire::Reason::none);
+          ASSERT_EQ(protocol::judge_settings(s), protocol::Reason::none);
           for (const Isa isa : available_isas()) check_sums(s, isa, random);
           if (lane_bits == 8) continue;
           for (auto& entry : s.table) entry = static_cast<uint16_t>(entry % 256);
@@ -535,7 +535,7 @@ TEST(Adder, AdderEqualsTableSumOnEveryIsa) {
 
 /// Three workers, by the default table of four bits.
 TEST(Adder, AdderGivesKnownAnswer) {
-  wire::JobSettings s = settings(3, 3);
+  protocol::JobSettings s = settings(3, 3);
   s.table = {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30};
   // Values 7 23 0 30, 30 0 16 14, 16 14 30 30, and four zeros each.
   const uint8_t codes[3][4] = {{0x3C, 0x0F, 0, 0}, {0xF0, 0x87, 0, 0}, {0x87, 0xFF, 0, 0}};
@@ -546,4 +546,4 @@ TEST(Adder, AdderGivesKnownAnswer) {
 }
 
 }  // namespace
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

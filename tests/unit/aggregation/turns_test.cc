@@ -12,14 +12,16 @@
 #include "unit/aggregation/network.h"
 
 namespace laconic::test {
+
+namespace protocol = aggregation::protocol;
 namespace {
 
 constexpr uint32_t kWorkers = 4;
 constexpr std::size_t kAtOnce = 256;      // datagrams that one read may take: four messages of 64
 constexpr Time kDatagram = kMicrosecond;  // what the server needs for one
 
-wire::JobSettings settings_of(uint8_t world) {
-  wire::JobSettings s;
+protocol::JobSettings settings_of(uint8_t world) {
+  protocol::JobSettings s;
   s.world = s.needed = world;
   s.code_bits = 4;
   s.lane_bits = 8;
@@ -44,17 +46,17 @@ Plan plan_of(uint8_t world, uint64_t number) {
 
 /// What waits at one socket.
 struct Inbox {
-  server::Address from;
+  aggregation::Address from;
   std::deque<std::vector<uint8_t>> datagrams;
   std::vector<uint8_t> flood;  ///< never ends
 };
 struct Group {
   std::vector<Inbox*> peers;
-  server::Turn turn;
+  aggregation::Turn turn;
 };
 
 /// A server with a job of four busy workers, and perhaps others beside it.
-class Host final : public server::Outbox {
+class Host final : public aggregation::Outbox {
  public:
   Host() : server_({}), plan_(plan_of(kWorkers, 77)) {
     for (uint32_t w = 0; w < kWorkers; ++w) {
@@ -92,7 +94,7 @@ class Host final : public server::Outbox {
   uint64_t run(Time until) {
     for (now_ += kMillisecond; now_ < until;) {
       for (uint32_t w = 0; w < kWorkers; ++w) drive(w);
-      if (!server::take_turns(groups_, [&](Inbox* inbox) { return read(*inbox); })) {
+      if (!aggregation::take_turns(groups_, [&](Inbox* inbox) { return read(*inbox); })) {
         now_ += 10 * kMicrosecond;
       }
     }
@@ -104,11 +106,11 @@ class Host final : public server::Outbox {
     }
     return 0;
   }
-  const server::Server& server() const { return server_; }
+  const aggregation::Server& server() const { return server_; }
 
  private:
   void flush() override {}
-  void send(const server::Address& to, Bytes header, Bytes payload) override {
+  void send(const aggregation::Address& to, Bytes header, Bytes payload) override {
     ++answers_;
     for (uint32_t w = 0; w < kWorkers; ++w) {
       if (to == address_of(w)) deliver(*workers_[w], header, payload);
@@ -153,7 +155,7 @@ class Host final : public server::Outbox {
     return cost;
   }
 
-  server::Server server_;
+  aggregation::Server server_;
   Plan plan_, other_plan_ = plan_of(1, 78);
   std::vector<std::unique_ptr<Inbox>> inboxes_;
   std::vector<std::unique_ptr<Worker>> workers_;
@@ -179,7 +181,7 @@ TEST(Fairness, JobIsServedDespiteRepeatedContributions) {
   Host host;
   host.flood(host.contribution_of_another_job());
   expect_share(host.run(kRun));
-  const server::JobStats& flooding = host.server().jobs()[0]->stats();
+  const aggregation::JobStats& flooding = host.server().jobs()[0]->stats();
   EXPECT_GT(flooding.stored, 1000U) << "each was answered with the result";
 }
 
@@ -189,13 +191,13 @@ TEST(Fairness, JobIsServedDespiteForgedDatagrams) {
   datagram[24] ^= 1U;
   host.flood(datagram);
   expect_share(host.run(kRun));
-  EXPECT_GT(host.server().stats().rejected[static_cast<int>(wire::DatagramFault::tag)], 1000U);
+  EXPECT_GT(host.server().stats().rejected[static_cast<int>(protocol::DatagramFault::tag)], 1000U);
 }
 
 TEST(Fairness, JobIsServedDespiteRequestsOfStranger) {
   Host host;
-  std::vector<uint8_t> hello(wire::kHelloBytes);
-  wire::write_hello({1, 2, 3, 0}, nullptr, hello.data());
+  std::vector<uint8_t> hello(protocol::kHelloBytes);
+  protocol::write_hello({1, 2, 3, 0}, nullptr, hello.data());
   host.flood(hello);
   expect_share(host.run(kRun));
   EXPECT_GT(host.server().stats().unanswered, 1000U);
@@ -205,12 +207,12 @@ TEST(Fairness, JobIsServedDespiteRequestsOfStranger) {
 TEST(Turns, DebtDoesNotDelayJobAlone) {
   struct One {
     std::vector<int> peers;
-    server::Turn turn;
+    aggregation::Turn turn;
   };
   std::vector<One> jobs{{{7}, {}}};
   int reads = 0;
   for (int round = 0; round < 100; ++round) {
-    EXPECT_TRUE(server::take_turns(jobs, [&](int) {
+    EXPECT_TRUE(aggregation::take_turns(jobs, [&](int) {
       ++reads;
       return uint64_t{1000};
     }));
@@ -219,23 +221,23 @@ TEST(Turns, DebtDoesNotDelayJobAlone) {
 }
 
 TEST(Turns, WorkersOfJobAreReadInTurn) {
-  server::Turn turn;
+  aggregation::Turn turn;
   std::vector<std::size_t> order;
   for (int round = 0; round < 6; ++round) {
     turn.take(3, [&](std::size_t i) {
       order.push_back(i);
-      return uint64_t{server::Turn::kQuantum};
+      return uint64_t{aggregation::Turn::kQuantum};
     });
   }
   EXPECT_EQ(order, (std::vector<std::size_t>{1, 2, 0, 1, 2, 0}));
 }
 
 TEST(Turns, ExcessIsDeductedNextTime) {
-  server::Turn turn;
-  const auto read = [](std::size_t) { return uint64_t{3 * server::Turn::kQuantum}; };
+  aggregation::Turn turn;
+  const auto read = [](std::size_t) { return uint64_t{3 * aggregation::Turn::kQuantum}; };
   std::vector<uint64_t> spent;
   for (int round = 0; round < 7; ++round) spent.push_back(turn.take(1, read));
-  const uint64_t much = 3 * server::Turn::kQuantum;
+  const uint64_t much = 3 * aggregation::Turn::kQuantum;
   EXPECT_EQ(spent, (std::vector<uint64_t>{much, 0, 0, much, 0, 0, much}));
 }
 

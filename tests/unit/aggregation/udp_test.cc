@@ -22,6 +22,8 @@
 #include "support/serving.h"
 
 namespace laconic::test {
+
+namespace protocol = aggregation::protocol;
 namespace {
 
 using aggregation::UdpWorker;
@@ -31,8 +33,8 @@ using std::chrono::seconds;
 
 constexpr auto kLong = seconds(100);  // nothing takes as long unless something is wrong
 
-wire::JobSettings job_of(uint8_t world) {
-  wire::JobSettings s;
+protocol::JobSettings job_of(uint8_t world) {
+  protocol::JobSettings s;
   s.world = s.needed = world;
   s.code_bits = 4;
   s.lane_bits = 8;
@@ -210,7 +212,7 @@ struct Together {
 
 /// `asks`: the ranks that want multicast, by bit.
 Together run_multicast(const std::string& server, uint8_t world, uint64_t job, Io io, uint64_t asks,
-                       const wire::Token& token) {
+                       const protocol::Token& token) {
   Together all{std::vector<uint64_t>(world), std::vector<uint64_t>(world)};
   std::vector<std::thread> threads;
   for (uint8_t rank = 0; rank < world; ++rank) {
@@ -234,7 +236,7 @@ Together run_multicast(const std::string& server, uint8_t world, uint64_t job, I
 /// overflows, and a rank that missed many in a row asks for unicast, as it should: one job of
 /// several has to show it.
 void expect_multicast(const std::string& server, uint8_t world, uint64_t job, Io io, uint64_t asks,
-                      const wire::Token& token = {}) {
+                      const protocol::Token& token = {}) {
   constexpr uint64_t kJobs = 8, kNextJob = 1000;
   Together all;
   const auto shown = [&] {
@@ -273,7 +275,7 @@ TEST_P(Udp, SumsAreMulticastOverIpv6) {
   std::thread([&] {
     there = unshare(CLONE_NEWNET) == 0 && std::system(kLink) == 0;
     if (!there) return;
-    wire::Token token{};
+    protocol::Token token{};
     token[0] = 1;
     Serving server(GetParam(), "[fd00::1]:0", 1, "[ff12::742]:7427", token);
     expect_multicast(server.address(), 3, 22, GetParam(), 7, token);
@@ -363,14 +365,14 @@ TEST_P(Udp, ClosedPortIsLostWorker) {
 }
 
 TEST(UdpServer, MissingTokenServesOnlyLoopback) {
-  server::UdpServerSettings settings;
+  aggregation::UdpServerSettings settings;
   settings.bind = "0.0.0.0:0";
   settings.io = Io::mmsg;
-  const auto refused = server::UdpServer::open(settings);
+  const auto refused = aggregation::UdpServer::open(settings);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Errc::invalid_argument);
   settings.server.token[0] = 1;
-  EXPECT_TRUE(server::UdpServer::open(settings));
+  EXPECT_TRUE(aggregation::UdpServer::open(settings));
 }
 
 // The kernel keeps out what other addresses send; the rest is told by its port.
@@ -401,7 +403,7 @@ TEST(Group, GroupDeliversDatagramsOfServer) {
 /// A worker that sends what it is told to, by blocking calls.
 class RawWorker {
  public:
-  RawWorker(const std::string& server, Io io, uint8_t rank, const wire::JobSettings& job,
+  RawWorker(const std::string& server, Io io, uint8_t rank, const protocol::JobSettings& job,
             uint64_t number = 77)
       : number_(number),
         rank_(rank),
@@ -409,31 +411,31 @@ class RawWorker {
         socket_(*net::Socket::connected(*net::parse_endpoint(server), io)),
         receiver_(io) {}
   void hello() {
-    std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
-    post({bytes.data(), wire::write_hello(me(), nullptr, bytes.data())});
-    wire::Challenge challenge;
-    ASSERT_EQ(wire::parse_challenge(next(), &challenge), wire::DatagramFault::none);
-    wire::Enrolment e;
+    std::array<uint8_t, protocol::kMaxEnrolmentBytes> bytes{};
+    post({bytes.data(), protocol::write_hello(me(), nullptr, bytes.data())});
+    protocol::Challenge challenge;
+    ASSERT_EQ(protocol::parse_challenge(next(), &challenge), protocol::DatagramFault::none);
+    protocol::Enrolment e;
     e.from = me();
     e.epoch = challenge.epoch;
     e.nonce = challenge.nonce;
     e.settings = job_;
     const std::vector<uint8_t> held(job_.ring / 8U);
     e.held = held;
-    const auto key = wire::enrolment_key({}, me(), e.epoch, e.nonce);
-    post({bytes.data(), wire::write_enrolment(e, key, bytes.data())});
-    key_ = wire::job_key({}, me().job, e.epoch);
+    const auto key = protocol::enrolment_key({}, me(), e.epoch, e.nonce);
+    post({bytes.data(), protocol::write_enrolment(e, key, bytes.data())});
+    key_ = protocol::job_key({}, me().job, e.epoch);
     epoch_ = static_cast<uint16_t>(e.epoch);
   }
   void data(uint64_t number, const std::vector<uint8_t>& codes) {
-    wire::UpHeader h;
+    protocol::UpHeader h;
     h.job = static_cast<uint32_t>(me().job);
     h.granule = static_cast<uint32_t>(number);
     h.epoch = epoch_;
     h.ahead = static_cast<uint16_t>(number);
     h.worker = rank_;
-    std::vector<uint8_t> bytes(wire::kUpHeaderBytes);
-    wire::write_up(h, key_, wire::era_of(number), codes, bytes.data());
+    std::vector<uint8_t> bytes(protocol::kUpHeaderBytes);
+    protocol::write_up(h, key_, protocol::era_of(number), codes, bytes.data());
     bytes.insert(bytes.end(), codes.begin(), codes.end());
     post(bytes);
   }
@@ -444,13 +446,13 @@ class RawWorker {
     return in.sin_port;
   }
   void leave() {
-    wire::UpHeader h;
-    h.type = wire::DatagramType::leave;
+    protocol::UpHeader h;
+    h.type = protocol::DatagramType::leave;
     h.job = static_cast<uint32_t>(me().job);
     h.epoch = epoch_;
     h.worker = rank_;
-    std::array<uint8_t, wire::kUpHeaderBytes> bytes{};
-    wire::write_up(h, key_, 0, {}, bytes.data());
+    std::array<uint8_t, protocol::kUpHeaderBytes> bytes{};
+    protocol::write_up(h, key_, 0, {}, bytes.data());
     post(bytes);
   }
   /// The next datagram; empty: none for so long.
@@ -467,17 +469,17 @@ class RawWorker {
   }
 
  private:
-  [[nodiscard]] wire::Applicant me() const { return {number_, 770U + rank_, 1, rank_}; }
+  [[nodiscard]] protocol::Applicant me() const { return {number_, 770U + rank_, 1, rank_}; }
   void post(Bytes bytes) {
     EXPECT_EQ(::send(socket_.fd(), bytes.data(), bytes.size(), 0),
               static_cast<ssize_t>(bytes.size()));
   }
   uint64_t number_;
   uint8_t rank_;
-  wire::JobSettings job_;
+  protocol::JobSettings job_;
   net::Socket socket_;
   net::Receiver receiver_;
-  wire::SipKey key_{};
+  protocol::SipKey key_{};
   uint16_t epoch_ = 0;
   std::vector<std::vector<uint8_t>> waiting_;
 };
@@ -485,7 +487,7 @@ class RawWorker {
 // More than what the server receives into, from one worker: sums are begun before the other's come.
 TEST_P(Udp, SumsAreExactWhenPayloadMemoryIsReused) {
   Serving server(GetParam());
-  wire::JobSettings job = job_of(2);
+  protocol::JobSettings job = job_of(2);
   job.lanes = 8192;
   job.ring = 1024;
   std::vector<RawWorker> workers;
@@ -493,9 +495,9 @@ TEST_P(Udp, SumsAreExactWhenPayloadMemoryIsReused) {
     workers.emplace_back(server.address(), GetParam(), rank, job);
   for (RawWorker& worker : workers) worker.hello();
   for (RawWorker& worker : workers) {
-    wire::Welcome welcome;
+    protocol::Welcome welcome;
     do {
-      ASSERT_EQ(wire::parse_welcome(worker.next(), &welcome), wire::DatagramFault::none);
+      ASSERT_EQ(protocol::parse_welcome(worker.next(), &welcome), protocol::DatagramFault::none);
     } while (!welcome.complete);
   }
   constexpr uint64_t kMany = 600;
@@ -513,12 +515,12 @@ TEST_P(Udp, SumsAreExactWhenPayloadMemoryIsReused) {
       workers[1].data(number, codes_of(1, number));
       do {
         result = workers[1].next(seconds(1));
-      } while (result.size() == wire::kDownHeaderBytes);  // are you there?
+      } while (result.size() == protocol::kDownHeaderBytes);  // are you there?
     }
-    ASSERT_EQ(result.size(), wire::kDownHeaderBytes + 8192) << number;
+    ASSERT_EQ(result.size(), protocol::kDownHeaderBytes + 8192) << number;
     ASSERT_EQ(load<uint32_t>(result.data() + 8), number);
     const auto want = static_cast<uint8_t>(number % 7 + (number + 3) % 7);
-    ASSERT_EQ(std::count(result.begin() + wire::kDownHeaderBytes, result.end(), want), 8192)
+    ASSERT_EQ(std::count(result.begin() + protocol::kDownHeaderBytes, result.end(), want), 8192)
         << number;
   }
 }
@@ -544,10 +546,10 @@ std::vector<RawWorker> raw_job(const std::string& server, Io io, uint8_t world,
     workers.back().hello();
   }
   for (RawWorker& worker : workers) {
-    wire::Welcome welcome;
+    protocol::Welcome welcome;
     while (!welcome.complete) {
       const auto answer = worker.next();
-      EXPECT_EQ(wire::parse_welcome(answer, &welcome), wire::DatagramFault::none);
+      EXPECT_EQ(protocol::parse_welcome(answer, &welcome), protocol::DatagramFault::none);
       if (answer.empty()) break;
     }
   }
@@ -567,7 +569,7 @@ void expect_sum(std::vector<RawWorker>& workers, uint64_t number) {
   for (RawWorker& worker : workers) worker.data(number, std::vector<uint8_t>(512, 0x11));
   for (RawWorker& worker : workers) {
     const auto answer = outcome(worker);
-    ASSERT_EQ(answer.size(), wire::kDownHeaderBytes + 1024) << number;
+    ASSERT_EQ(answer.size(), protocol::kDownHeaderBytes + 1024) << number;
     EXPECT_EQ(load<uint32_t>(answer.data() + 8), number);
     EXPECT_EQ(answer.back(), workers.size());
   }
@@ -580,8 +582,8 @@ TEST_P(Udp, MovedMemberLeavesNoSocket) {
   for (int moves = 0; moves < 20; ++moves) {
     RawWorker moved(server.address(), GetParam(), 1, job_of(2));
     moved.hello();
-    wire::Welcome welcome;
-    ASSERT_EQ(wire::parse_welcome(moved.next(), &welcome), wire::DatagramFault::none);
+    protocol::Welcome welcome;
+    ASSERT_EQ(protocol::parse_welcome(moved.next(), &welcome), protocol::DatagramFault::none);
     workers[1] = std::move(moved);
   }
   EXPECT_EQ(descriptors_once_they_are(before), before);
@@ -589,7 +591,7 @@ TEST_P(Udp, MovedMemberLeavesNoSocket) {
 }
 
 TEST_P(Udp, EndedJobLeavesNoSocket) {
-  server::UdpServerSettings settings;
+  aggregation::UdpServerSettings settings;
   settings.bind = "127.0.0.1:0";
   settings.io = GetParam();
   settings.server.jobs = 1;
@@ -611,10 +613,10 @@ TEST(UdpServer, SecondServerAtPortIsRefused) {
   Serving first;
   auto workers = raw_job(first.address(), Io::mmsg, 2);
   expect_sum(workers, 0);
-  server::UdpServerSettings settings;
+  aggregation::UdpServerSettings settings;
   settings.bind = first.address();
   settings.io = Io::mmsg;
-  const auto second = server::UdpServer::open(settings);
+  const auto second = aggregation::UdpServer::open(settings);
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().message,
             "bind to " + first.address() + ": " + std::strerror(EADDRINUSE));
@@ -695,10 +697,10 @@ TEST_P(Udp, OnlyPortClosedTwiceIsLostWorker) {
       send_icmp(server.address(), workers[1].port(), kUnreachable, kPort);
       failure = workers[0].next(seconds(1));
     }
-    ASSERT_EQ(failure.size(), wire::kDownHeaderBytes);
+    ASSERT_EQ(failure.size(), protocol::kDownHeaderBytes);
     EXPECT_EQ(failure[2] & 15, 15) << "failed";
     EXPECT_EQ(failure[22], 1) << "the worker";
-    EXPECT_EQ(failure[23], static_cast<uint8_t>(wire::Reason::lost_worker));
+    EXPECT_EQ(failure[23], static_cast<uint8_t>(protocol::Reason::lost_worker));
   }).join();
   if (!there) GTEST_SKIP() << "no network namespaces here";
 }
@@ -737,12 +739,12 @@ TEST_P(Udp, KeptPayloadsStayWhileMoreArrive) {
 
 TEST(UdpServer, GroupMustBeMulticastAddressOfServerFamily) {
   const auto refused = [](const std::string& bind, const std::string& group) {
-    server::UdpServerSettings settings;
+    aggregation::UdpServerSettings settings;
     settings.bind = bind;
     settings.io = Io::mmsg;
     settings.server.token[0] = 1;
     settings.multicast = group;
-    const auto server = server::UdpServer::open(settings);
+    const auto server = aggregation::UdpServer::open(settings);
     EXPECT_EQ(server ? Errc::ok : server.error().code, server ? Errc::ok : Errc::invalid_argument);
     return server ? "" : server.error().message;
   };
@@ -755,7 +757,7 @@ TEST(UdpServer, GroupMustBeMulticastAddressOfServerFamily) {
 }
 
 TEST(UdpWorker, BlockTooLongForPathIsRefused) {
-  wire::JobSettings job = job_of(4);
+  protocol::JobSettings job = job_of(4);
   job.values = 0;
   EXPECT_TRUE(aggregation::fits_path(job, 1500, false));
   EXPECT_TRUE(aggregation::fits_path(job, 1500, true));

@@ -16,6 +16,8 @@
 
 namespace laconic::test {
 
+namespace protocol = aggregation::protocol;
+
 /// A network of its own for what happens while it is there.
 class Namespace {
  public:
@@ -46,7 +48,7 @@ inline bool ip(const std::string& words) { return run("ip " + words); }
 class XdpTest : public testing::Test {
  protected:
   void SetUp() override {
-    const auto works = server::Xdp::check();
+    const auto works = aggregation::Xdp::check();
     if (works) return;
     const std::string why = works.error().message;
     for (const char* excuse : {"not in this build", "not permitted", "not implemented"}) {
@@ -56,9 +58,9 @@ class XdpTest : public testing::Test {
   }
 };
 
-inline wire::JobSettings settings_of(uint8_t world, uint8_t code_bits, uint8_t lane_bits,
-                                     uint32_t lanes) {
-  wire::JobSettings s;
+inline protocol::JobSettings settings_of(uint8_t world, uint8_t code_bits, uint8_t lane_bits,
+                                         uint32_t lanes) {
+  protocol::JobSettings s;
   s.world = s.needed = world;
   s.code_bits = code_bits;
   s.lane_bits = lane_bits;

@@ -22,10 +22,12 @@
 #include "unit/aggregation/xdp_fixture.h"
 
 namespace laconic::test {
+
+namespace protocol = aggregation::protocol;
 namespace {
 
-using server::Address;
-using server::Xdp;
+using aggregation::Address;
+using aggregation::Xdp;
 using Frame = std::vector<uint8_t>;
 
 constexpr std::size_t kDatagramAt = 42;  // behind Ethernet, IPv4 and UDP
@@ -92,7 +94,7 @@ int run_program(int program, uint32_t ifindex, Frame* frame) {
 
 using Sent = std::multimap<std::string, Frame>;
 
-struct Outbox final : server::Outbox {
+struct Outbox final : aggregation::Outbox {
   void send(const Address& to, Bytes header, Bytes payload) override {
     Frame all(header.begin(), header.end());
     all.insert(all.end(), payload.begin(), payload.end());
@@ -104,26 +106,26 @@ struct Outbox final : server::Outbox {
 };
 
 /// Knows what a job was given.
-struct Witness final : server::KernelPath {
+struct Witness final : aggregation::KernelPath {
   explicit Witness(Xdp* to) : xdp(to) {}
-  server::SharedSlots take(const wire::JobSettings& settings, uint32_t id, uint64_t epoch,
-                           const wire::SipKey& key) override {
+  aggregation::SharedSlots take(const protocol::JobSettings& settings, uint32_t id, uint64_t epoch,
+                                const protocol::SipKey& key) override {
     return taken = xdp->take(settings, id, epoch, key);
   }
-  void give_back(const server::SharedSlots& slots) noexcept override { xdp->give_back(slots); }
-  bool place(const server::SharedSlots& slots, uint32_t worker,
+  void give_back(const aggregation::SharedSlots& slots) noexcept override { xdp->give_back(slots); }
+  bool place(const aggregation::SharedSlots& slots, uint32_t worker,
              const Address& address) noexcept override {
     return xdp->place(slots, worker, address);
   }
   Xdp* xdp;
-  server::SharedSlots taken;
+  aggregation::SharedSlots taken;
 };
 
 /// Two servers that get the same datagrams: one by way of the program, one without it.
 class Pair {
  public:
   /// All have the results below `start`; `holds`: worker 0 has that one, too.
-  Pair(Xdp* xdp, const wire::JobSettings& settings, uint64_t seed,
+  Pair(Xdp* xdp, const protocol::JobSettings& settings, uint64_t seed,
        const std::vector<uint32_t>& ports, uint64_t start = 0, bool holds = false)
       : settings_(settings),
         dice_(seed),
@@ -132,23 +134,23 @@ class Pair {
         start_(start),
         holds_(holds),
         kernel_(xdp) {
-    server::ServerSettings s;
+    aggregation::ServerSettings s;
     s.pad = true;
     for (uint8_t& byte : s.secret) byte = static_cast<uint8_t>(dice_.next());
     for (uint8_t& byte : token_) byte = static_cast<uint8_t>(dice_.next());
     s.token = token_;
-    oracle_ = std::make_unique<server::Server>(s);
+    oracle_ = std::make_unique<aggregation::Server>(s);
     s.kernel = &kernel_;
-    server_ = std::make_unique<server::Server>(s);
+    server_ = std::make_unique<aggregation::Server>(s);
     now_ = 1;
     for (uint8_t w = 0; w < settings.world; ++w) enrol(w);
   }
 
-  const server::Slots& slots() { return oracle_->jobs()[0]->slots(); }
-  const server::Job& oracle() { return *oracle_->jobs()[0]; }
+  const aggregation::Slots& slots() { return oracle_->jobs()[0]->slots(); }
+  const aggregation::Job& oracle() { return *oracle_->jobs()[0]; }
   laconic_ring& ring() { return kernel_.taken.job->ring; }
-  server::Server& server() { return *server_; }
-  const server::ServerStats& stats() { return server_->stats(); }
+  aggregation::Server& server() { return *server_; }
+  const aggregation::ServerStats& stats() { return server_->stats(); }
   uint64_t redirected = 0, dropped = 0, passed = 0;
 
   /// The same bytes to both; what comes back has to be the same.
@@ -181,9 +183,9 @@ class Pair {
     for (uint32_t to = 0; to < settings_.world; ++to) take(to, want.sent);
   }
 
-  Frame up(uint32_t w, wire::DatagramType type, uint64_t number, uint64_t ack, uint8_t flags,
+  Frame up(uint32_t w, protocol::DatagramType type, uint64_t number, uint64_t ack, uint8_t flags,
            uint32_t settings, Bytes payload, bool pad = true) {
-    wire::UpHeader h;
+    protocol::UpHeader h;
     h.type = type;
     h.flags = flags;
     h.job = static_cast<uint32_t>(kJob);
@@ -192,13 +194,13 @@ class Pair {
     h.epoch = static_cast<uint16_t>(oracle().epoch());
     h.ahead = static_cast<uint16_t>(number - ack);
     h.worker = static_cast<uint8_t>(w);
-    const bool data = type == wire::DatagramType::data;
+    const bool data = type == protocol::DatagramType::data;
     if (data) h.norm = static_cast<uint16_t>(w * 31 + number * 7919);
-    const bool codes = data && !payload.empty() && (flags & wire::kValues) == 0;
+    const bool codes = data && !payload.empty() && (flags & protocol::kValues) == 0;
     const uint64_t padding = codes && pad ? settings_.padded_bytes() - payload.size() : 0;
-    Frame bytes(wire::kUpHeaderBytes + payload.size() + padding);
-    std::copy(payload.begin(), payload.end(), bytes.begin() + wire::kUpHeaderBytes);
-    wire::write_up(h, oracle().key(), wire::era_of(number), payload, bytes.data(), padding);
+    Frame bytes(protocol::kUpHeaderBytes + payload.size() + padding);
+    std::copy(payload.begin(), payload.end(), bytes.begin() + protocol::kUpHeaderBytes);
+    protocol::write_up(h, oracle().key(), protocol::era_of(number), payload, bytes.data(), padding);
     return bytes;
   }
 
@@ -218,9 +220,9 @@ class Pair {
     Frame bytes;
     if (dice_.one_in(12)) {
       const uint64_t at = std::min(ack, front);
-      bytes = up(w, wire::DatagramType::ack, at, at, 0, 0, {});
+      bytes = up(w, protocol::DatagramType::ack, at, at, 0, 0, {});
     } else if (dice_.one_in(30)) {
-      bytes = up(w, wire::DatagramType::pull, number, ack, 0, 0, {});
+      bytes = up(w, protocol::DatagramType::pull, number, ack, 0, 0, {});
     } else {
       bytes = contribution(w, number, ack);
     }
@@ -229,7 +231,8 @@ class Pair {
     if (dice_.one_in(20)) {
       switch (dice_.below(7)) {
         case 0:  // forged: any bit of the header
-          bytes[dice_.below(wire::kUpHeaderBytes)] ^= static_cast<uint8_t>(1U << dice_.below(8));
+          bytes[dice_.below(protocol::kUpHeaderBytes)] ^=
+              static_cast<uint8_t>(1U << dice_.below(8));
           break;
         case 1:
           from = worker_at(w + 1);
@@ -258,29 +261,29 @@ class Pair {
   /// Worker 0 brings its result back.
   void bring_back() {
     const std::vector<uint8_t> lanes(settings_.lane_bytes(), 7);
-    wire::DownHeader h;
-    h.type = wire::DatagramType::held;
+    protocol::DownHeader h;
+    h.type = protocol::DatagramType::held;
     h.job = static_cast<uint32_t>(kJob);
     h.granule = static_cast<uint32_t>(start_);
     h.epoch = static_cast<uint16_t>(oracle().epoch());
     h.added = h.divisor = settings_.world;
     h.bitmap = ~uint64_t{0} >> (64U - settings_.world);
-    Frame bytes(wire::kDownHeaderBytes);
-    wire::write_down(h, oracle().key(), wire::era_of(start_), lanes, bytes.data());
+    Frame bytes(protocol::kDownHeaderBytes);
+    protocol::write_down(h, oracle().key(), protocol::era_of(start_), lanes, bytes.data());
     bytes.insert(bytes.end(), lanes.begin(), lanes.end());
     send(worker_at(0), 0, bytes);
   }
 
   /// All slots, word by word.
   void compare_slots() {
-    const server::Slots& got = server_->jobs()[0]->slots();
+    const aggregation::Slots& got = server_->jobs()[0]->slots();
     EXPECT_EQ(got.ring().floor(), slots().ring().floor());
     EXPECT_EQ(got.open(), slots().open());
     for (uint64_t number = slots().ring().floor(); number < slots().ring().floor() + settings_.ring;
          ++number) {
-      const server::Slot& a = slots().ring().slot(number);
-      const server::Slot& b = got.ring().slot(number);
-      if (a.number != number || a.state == server::SlotState::unused) continue;
+      const aggregation::Slot& a = slots().ring().slot(number);
+      const aggregation::Slot& b = got.ring().slot(number);
+      if (a.number != number || a.state == aggregation::SlotState::unused) continue;
       EXPECT_EQ(b.number, number);
       EXPECT_EQ(a.state, b.state);
       EXPECT_EQ(a.bitmap, b.bitmap);
@@ -297,17 +300,17 @@ class Pair {
   Frame contribution(uint32_t w, uint64_t number, uint64_t ack) {
     Dice own(number * 64 + w + 1), shared(number);
     const auto hash = static_cast<uint32_t>(shared.next());
-    uint8_t flags = number % 16 == 0 ? uint8_t{wire::kFirst} : uint8_t{0};
-    if (own.one_in(50)) flags |= wire::kTrouble;
+    uint8_t flags = number % 16 == 0 ? uint8_t{protocol::kFirst} : uint8_t{0};
+    if (own.one_in(50)) flags |= protocol::kTrouble;
     const bool values = shared.one_in(7);
-    if (values) flags |= wire::kValues;
+    if (values) flags |= protocol::kValues;
     if (own.one_in(9)) {
-      return up(w, wire::DatagramType::data, number, ack, flags | wire::kEmpty, hash, {});
+      return up(w, protocol::DatagramType::data, number, ack, flags | protocol::kEmpty, hash, {});
     }
     std::vector<uint8_t> payload(values ? 4U * settings_.values : settings_.code_bytes());
     for (uint8_t& byte : payload) byte = static_cast<uint8_t>(own.next());
     const bool pad = !own.one_in(15);
-    return up(w, wire::DatagramType::data, number, ack, flags, hash, payload, pad);
+    return up(w, protocol::DatagramType::data, number, ack, flags, hash, payload, pad);
   }
 
  private:
@@ -318,43 +321,44 @@ class Pair {
   void take(uint32_t w, const Sent& sent) {
     const auto [begin, end] = sent.equal_range(Outbox::key(worker_at(w)));
     for (auto at = begin; at != end; ++at) {
-      wire::DownHeader h;
-      const bool parsed = wire::parse_down(at->second, &h) == wire::DatagramFault::none;
-      if (!parsed || h.type != wire::DatagramType::result || dice_.one_in(10)) continue;
-      got_[w].insert(wire::nearest_number(h.granule, slots().ring().floor()));
+      protocol::DownHeader h;
+      const bool parsed = protocol::parse_down(at->second, &h) == protocol::DatagramFault::none;
+      if (!parsed || h.type != protocol::DatagramType::result || dice_.one_in(10)) continue;
+      got_[w].insert(protocol::nearest_number(h.granule, slots().ring().floor()));
     }
   }
 
   void enrol(uint8_t w) {
-    const wire::Applicant who{kJob, uint64_t{w} + 100, 1, w};
-    Frame bytes(wire::kHelloBytes);
-    wire::write_hello(who, nullptr, bytes.data());
+    const protocol::Applicant who{kJob, uint64_t{w} + 100, 1, w};
+    Frame bytes(protocol::kHelloBytes);
+    protocol::write_hello(who, nullptr, bytes.data());
     Outbox out;
     oracle_->receive(now_, worker_at(w), bytes, out);
-    wire::Challenge challenge;
-    ASSERT_EQ(wire::parse_challenge(out.sent.begin()->second, &challenge),
-              wire::DatagramFault::none);
+    protocol::Challenge challenge;
+    ASSERT_EQ(protocol::parse_challenge(out.sent.begin()->second, &challenge),
+              protocol::DatagramFault::none);
     EXPECT_TRUE(challenge.pad);
     send(worker_at(w), w, bytes);
     std::vector<uint8_t> held(settings_.ring / 8U);
     if (holds_ && w == 0) held[0] = 1;
-    const wire::Enrolment e{who, challenge.epoch, challenge.nonce, settings_, start_, start_, held};
-    bytes.resize(wire::kMaxEnrolmentBytes);
-    const auto key = wire::enrolment_key(token_, who, e.epoch, e.nonce);
-    bytes.resize(wire::write_enrolment(e, key, bytes.data()));
+    const protocol::Enrolment e{who, challenge.epoch, challenge.nonce, settings_, start_, start_,
+                                held};
+    bytes.resize(protocol::kMaxEnrolmentBytes);
+    const auto key = protocol::enrolment_key(token_, who, e.epoch, e.nonce);
+    bytes.resize(protocol::write_enrolment(e, key, bytes.data()));
     send(worker_at(w), w, bytes);
   }
 
-  wire::JobSettings settings_;
+  protocol::JobSettings settings_;
   Dice dice_;
   std::vector<uint32_t> ports_;
   Xdp* xdp_;
   uint64_t start_;
   bool holds_;
-  wire::Token token_{};
-  std::array<std::set<uint64_t>, wire::kMaxWorkers> got_;
+  protocol::Token token_{};
+  std::array<std::set<uint64_t>, protocol::kMaxWorkers> got_;
   Witness kernel_;
-  std::unique_ptr<server::Server> oracle_, server_;
+  std::unique_ptr<aggregation::Server> oracle_, server_;
   Time now_ = 0;
 };
 
@@ -444,21 +448,21 @@ TEST_F(XdpProgram, ProgramIsBlockedAfterWorkerLeaves) {
   for (int i = 0; i < 300 && !HasFailure(); ++i) pair.step();
   const uint64_t taken = pair.redirected + pair.dropped;
   EXPECT_GT(taken, 50U);
-  pair.send(worker_at(0), 0, pair.up(0, wire::DatagramType::leave, 0, 0, 0, 0, {}));
+  pair.send(worker_at(0), 0, pair.up(0, protocol::DatagramType::leave, 0, 0, 0, 0, {}));
   for (uint64_t i = 0; i < 8; ++i) {
     const uint64_t number = pair.slots().ring().front() + i;
     pair.send(worker_at(1), 1, pair.contribution(1, number, pair.slots().ring().ack(1)));
   }
   EXPECT_EQ(pair.redirected + pair.dropped, taken);
-  EXPECT_EQ(pair.oracle().state(), server::JobState::failed);
-  EXPECT_EQ(pair.server().jobs()[0]->state(), server::JobState::failed);
+  EXPECT_EQ(pair.oracle().state(), aggregation::JobState::failed);
+  EXPECT_EQ(pair.server().jobs()[0]->state(), aggregation::JobState::failed);
 }
 
 TEST_F(XdpProgram, OtherJobsAreLeftToProcess) {
-  wire::JobSettings quorum = settings_of(3, 4, 8, 64);
+  protocol::JobSettings quorum = settings_of(3, 4, 8, 64);
   quorum.needed = 2;
-  wire::JobSettings large = settings_of(2, 4, 16, 1032);
-  for (const wire::JobSettings& settings : {quorum, large}) {
+  protocol::JobSettings large = settings_of(2, 4, 16, 1032);
+  for (const protocol::JobSettings& settings : {quorum, large}) {
     Pair pair(xdp_.get(), settings, 3, ports_);
     for (int i = 0; i < 300 && !HasFailure(); ++i) pair.step();
     EXPECT_EQ(pair.redirected + pair.dropped, 0U);
@@ -474,7 +478,7 @@ TEST_F(XdpProgram, OtherJobsAreLeftToProcess) {
 TEST_F(XdpProgram, FloorNeverFallsBack) {
   constexpr uint64_t kRounds = kSanitized ? 1000 : 10000;  // of the program no sanitizer sees more
   constexpr uint64_t kStep = 16;
-  const wire::JobSettings settings = settings_of(2, 4, 8, 64);
+  const protocol::JobSettings settings = settings_of(2, 4, 8, 64);
   Pair pair(xdp_.get(), settings, 7, ports_);
   const std::vector<uint8_t> codes(settings.code_bytes(), 0x7F);
   std::atomic<uint64_t> ready{0};
@@ -492,17 +496,17 @@ TEST_F(XdpProgram, FloorNeverFallsBack) {
     }
     for (uint64_t ack = round * kStep; ack < (round + 1) * kStep;) {
       ack = std::min(ack + 1 + dice.below(3), (round + 1) * kStep);
-      to_program(w, pair.up(w, wire::DatagramType::ack, ack, ack, 0, 0, {}));
+      to_program(w, pair.up(w, protocol::DatagramType::ack, ack, ack, 0, 0, {}));
     }
   };
   for (uint32_t w = 0; w < 2; ++w) {  // both have shown their ports
-    pair.send(worker_at(w), w, pair.up(w, wire::DatagramType::ack, 0, 0, 0, 0, {}));
+    pair.send(worker_at(w), w, pair.up(w, protocol::DatagramType::ack, 0, 0, 0, 0, {}));
   }
   for (uint64_t round = 0; round < kRounds; ++round) {
     const uint64_t begin = round * kStep;
     for (uint64_t number = begin; number < begin + kStep; ++number) {
       for (uint32_t w = 0; w < 2; ++w) {
-        to_program(w, pair.up(w, wire::DatagramType::data, number, begin, 0, 9, codes));
+        to_program(w, pair.up(w, protocol::DatagramType::data, number, begin, 0, 9, codes));
       }
     }
     ASSERT_EQ(pair.ring().front, begin + kStep);
@@ -526,24 +530,24 @@ TEST_F(XdpProgram, LaggingFloorIsRaised) {
   for (uint64_t number = 0; number < 16; ++number) {
     for (uint32_t w = 0; w < 2; ++w) pair.send(worker_at(w), w, pair.contribution(w, number, 0));
   }
-  const auto acknowledge = [&](uint32_t w, uint64_t ack, wire::DatagramType type) {
+  const auto acknowledge = [&](uint32_t w, uint64_t ack, protocol::DatagramType type) {
     pair.send(worker_at(w), w, pair.up(w, type, ack, ack, 0, 0, {}));
   };
-  acknowledge(0, 10, wire::DatagramType::ack);
-  acknowledge(1, 14, wire::DatagramType::ack);
+  acknowledge(0, 10, protocol::DatagramType::ack);
+  acknowledge(1, 14, protocol::DatagramType::ack);
   EXPECT_EQ(pair.ring().floor, 10U);
   pair.ring().floor = 4;
-  acknowledge(0, 11, wire::DatagramType::ack);  // in the kernel
+  acknowledge(0, 11, protocol::DatagramType::ack);  // in the kernel
   EXPECT_EQ(pair.ring().floor, 11U);
   pair.ring().floor = 4;
-  acknowledge(0, 12, wire::DatagramType::pull);  // in the process
+  acknowledge(0, 12, protocol::DatagramType::pull);  // in the process
   EXPECT_EQ(pair.ring().floor, 12U);
   for (const uint32_t w : {0U, 1U}) {
     pair.ring().floor = 4;
     const uint64_t last = 12 + 31;
     if (w == 0) pair.send(worker_at(w), w, pair.contribution(w, last, 12));
     if (w == 1)
-      pair.send(worker_at(w), w, pair.up(w, wire::DatagramType::pull, last, 14, 0, 0, {}));
+      pair.send(worker_at(w), w, pair.up(w, protocol::DatagramType::pull, last, 14, 0, 0, {}));
     EXPECT_EQ(pair.ring().floor, 12U) << w;
   }
   pair.compare_slots();
@@ -553,10 +557,10 @@ TEST_F(XdpProgram, LaggingFloorIsRaised) {
 TEST_F(XdpProgram, EveryProcessorAddsOnce) {
   constexpr uint32_t kWorld = 2;
   constexpr uint64_t kGranules = 4000;
-  const wire::JobSettings settings = settings_of(kWorld, 4, 8, 2048);
+  const protocol::JobSettings settings = settings_of(kWorld, 4, 8, 2048);
   Pair pair(xdp_.get(), settings, 5, ports_);
   for (uint32_t w = 0; w < kWorld; ++w) {  // both have shown their ports
-    pair.send(worker_at(w), w, pair.up(w, wire::DatagramType::ack, 0, 0, 0, 0, {}));
+    pair.send(worker_at(w), w, pair.up(w, protocol::DatagramType::ack, 0, 0, 0, 0, {}));
   }
   const std::vector<uint8_t> codes(settings.code_bytes(), 0x7F);
   std::vector<uint8_t> want(settings.lanes, static_cast<uint8_t>(kWorld * settings.table[7]));
@@ -568,22 +572,22 @@ TEST_F(XdpProgram, EveryProcessorAddsOnce) {
   std::atomic<uint64_t> in_kernel{0}, wrong{0};
   std::mutex process;
   const auto take_result = [&](Bytes datagram) {
-    wire::DownHeader h;
-    if (wire::parse_down(datagram, &h) != wire::DatagramFault::none ||
-        h.type != wire::DatagramType::result || h.granule >= kGranules) {
+    protocol::DownHeader h;
+    if (protocol::parse_down(datagram, &h) != protocol::DatagramFault::none ||
+        h.type != protocol::DatagramType::result || h.granule >= kGranules) {
       return;
     }
-    const Bytes lanes = datagram.subspan(wire::kDownHeaderBytes);
+    const Bytes lanes = datagram.subspan(protocol::kDownHeaderBytes);
     bool right = h.added == kWorld && h.bitmap == 3;
     right &= std::equal(lanes.begin(), lanes.end(), want.begin(), want.end());
-    right &= wire::tag_is_right(datagram, wire::kDownHeaderBytes, pair.oracle().key(), 0);
+    right &= protocol::tag_is_right(datagram, protocol::kDownHeaderBytes, pair.oracle().key(), 0);
     if (!right) ++wrong;
     closed[h.granule] = true;
   };
   const auto send = [&](uint32_t w, uint64_t number, uint64_t ack) {
     // Some take the way through the process, where a short one has to.
     const bool pad = number % 8 != 5 + w;
-    const Frame datagram = pair.up(w, wire::DatagramType::data, number, ack, 0, 9, codes, pad);
+    const Frame datagram = pair.up(w, protocol::DatagramType::data, number, ack, 0, 9, codes, pad);
     Frame frame = frame_of(worker_at(w), server_address(), w, datagram);
     // Both at the same time.
     reached[w] = number + 1;

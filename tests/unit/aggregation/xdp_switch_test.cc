@@ -70,7 +70,7 @@ class XdpSwitch : public XdpTest {
   }
 
   void serve() {
-    auto opened = server::UdpServer::open(settings_);
+    auto opened = aggregation::UdpServer::open(settings_);
     ASSERT_TRUE(opened) << opened.error().message;
     server_ = std::move(*opened);
     settings_.bind = server_->address();  // where it comes back
@@ -135,9 +135,9 @@ class XdpSwitch : public XdpTest {
 
   std::unique_ptr<Namespace> switch_;
   std::vector<std::unique_ptr<Namespace>> hosts_;
-  server::UdpServerSettings settings_;
-  std::unique_ptr<server::UdpServer> server_;
-  server::ServerStats last_;
+  aggregation::UdpServerSettings settings_;
+  std::unique_ptr<aggregation::UdpServer> server_;
+  aggregation::ServerStats last_;
   std::atomic<bool> over_{false};
   std::thread serving_;
 };

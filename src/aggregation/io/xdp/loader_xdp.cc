@@ -21,7 +21,7 @@
 extern "C" const unsigned char laconic_bpf_object[];
 extern "C" const unsigned long laconic_bpf_object_size;
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
 constexpr uint64_t kLeastSlots = 64, kMostSlots = uint64_t{1} << 20U;
@@ -151,8 +151,8 @@ class Loaded final : public Xdp {
 
   [[nodiscard]] int program() const noexcept override { return program_; }
 
-  SharedSlots take(const wire::JobSettings& settings, uint32_t id, uint64_t epoch,
-                   const wire::SipKey& key) override {
+  SharedSlots take(const protocol::JobSettings& settings, uint32_t id, uint64_t epoch,
+                   const protocol::SipKey& key) override {
     const bool fits = settings.needed == settings.world && !settings.full_tags &&
                       settings.slot_bytes() <= LACONIC_KERNEL_SUM && epoch != 0;
     const auto jobs = std::span(jobs_.as<laconic_kernel_job>(), LACONIC_KERNEL_JOBS);
@@ -229,7 +229,7 @@ class Loaded final : public Xdp {
     return *first + slots <= slot_count_;
   }
 
-  static void fill_pairs(const wire::JobSettings& s, laconic_u32 (&pairs)[256]) noexcept {
+  static void fill_pairs(const protocol::JobSettings& s, laconic_u32 (&pairs)[256]) noexcept {
     std::fill(std::begin(pairs), std::end(pairs), 0U);
     if (s.table_size == 0) return;
     for (uint32_t a = 0; a < s.table_size; ++a) {
@@ -271,4 +271,4 @@ Result<void> Xdp::check() {
   return {};
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -3,7 +3,7 @@
 // In place of loader_xdp.cc, where clang or libbpf was missing.
 #include "aggregation/io/xdp/xdp.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 Result<void> Xdp::check() {
   return Error{Errc::unsupported, "not in this build: clang 14 and libbpf-dev were not found",
@@ -12,4 +12,4 @@ Result<void> Xdp::check() {
 
 Result<std::unique_ptr<Xdp>> Xdp::open(const XdpSettings&) { return check().error(); }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

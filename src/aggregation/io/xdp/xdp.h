@@ -11,7 +11,7 @@
 #include "aggregation/server/kernel_path.h"
 #include "laconic/error.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 struct XdpSettings {
   Address address;      ///< of the server: IPv4
@@ -30,4 +30,4 @@ class Xdp : public KernelPath {
   virtual Result<void> add_port(uint32_t ifindex) = 0;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -5,15 +5,15 @@
 #include <bit>
 #include <limits>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
-using wire::DatagramType;
+using protocol::DatagramType;
 
-wire::DownHeader header_of(const Terms& terms, DatagramType type, uint64_t number) noexcept {
-  wire::DownHeader h;
+protocol::DownHeader header_of(const Terms& terms, DatagramType type, uint64_t number) noexcept {
+  protocol::DownHeader h;
   h.type = type;
-  h.flags = terms.settings.full_tags ? wire::kFull : 0;
+  h.flags = terms.settings.full_tags ? protocol::kFull : 0;
   h.job = terms.id();
   h.granule = static_cast<uint32_t>(number);
   h.epoch = static_cast<uint16_t>(terms.epoch);
@@ -28,34 +28,34 @@ uint16_t ahead_of(uint64_t number, uint64_t floor) noexcept {
 }  // namespace
 
 void Downlink::status(const Address& to, DatagramType type, uint64_t number) {
-  wire::DownHeader h = header_of(terms_, type, number);
+  protocol::DownHeader h = header_of(terms_, type, number);
   h.ahead = ahead_of(number, ring_.floor());
-  std::array<uint8_t, wire::kDownHeaderBytes> header;
-  wire::write_down(h, terms_.key, wire::era_of(number), {}, header.data());
+  std::array<uint8_t, protocol::kDownHeaderBytes> header;
+  protocol::write_down(h, terms_.key, protocol::era_of(number), {}, header.data());
   out_.send(to, header, {});
 }
 
 void Downlink::failure(const Address& to, const Course& course) {
   const uint64_t floor = ring_.floor();
-  wire::DownHeader h = header_of(terms_, DatagramType::failed, floor);
+  protocol::DownHeader h = header_of(terms_, DatagramType::failed, floor);
   h.added = course.blamed;
   h.divisor = static_cast<uint8_t>(course.reason);
   if (std::popcount(course.lost) > 1) h.bitmap = course.lost;
-  std::array<uint8_t, wire::kDownHeaderBytes> header;
-  wire::write_down(h, terms_.key, wire::era_of(floor), {}, header.data());
+  std::array<uint8_t, protocol::kDownHeaderBytes> header;
+  protocol::write_down(h, terms_.key, protocol::era_of(floor), {}, header.data());
   out_.send(to, header, {});
 }
 
 void Downlink::welcome(const Members& members, uint32_t worker, bool complete) {
   const Member& member = members[worker];
-  wire::Welcome w;
+  protocol::Welcome w;
   w.to = {terms_.number, member.instance, member.attempt, static_cast<uint8_t>(worker)};
   w.registered = members.enrolled();
   w.complete = complete;
   w.epoch = terms_.epoch;
   if (member.wants_group) w.group = terms_.multicast.group;
-  std::array<uint8_t, wire::kHelloBytes> message;
-  wire::write_welcome(w, terms_.key, message.data());
+  std::array<uint8_t, protocol::kHelloBytes> message;
+  protocol::write_welcome(w, terms_.key, message.data());
   out_.send(member.address, message, {});
 }
 
@@ -63,7 +63,7 @@ SumDatagram::SumDatagram(const Terms& terms, SlotRing& ring, uint64_t number) no
   const Slot& slot = ring.slot(number);
   datagram_ = ring.datagram(slot);
   sum_ = ring.sum(slot);
-  wire::DownHeader h = header_of(terms, DatagramType::result, number);
+  protocol::DownHeader h = header_of(terms, DatagramType::result, number);
   h.flags |= slot.flags;
   h.settings = slot.settings;
   h.ahead = ahead_of(number, ring.floor());
@@ -72,11 +72,11 @@ SumDatagram::SumDatagram(const Terms& terms, SlotRing& ring, uint64_t number) no
   h.divisor = static_cast<uint8_t>(std::popcount(slot.bitmap));
   h.bitmap = slot.bitmap;
   uint8_t* header = datagram_.empty() ? beside_.data() : ring.datagram(slot).data();
-  wire::write_down(h, terms.key, wire::era_of(number), sum_, header);
+  protocol::write_down(h, terms.key, protocol::era_of(number), sum_, header);
 }
 
 void SumDatagram::send(const Address& to, Outbox& out) const {
   datagram_.empty() ? out.send(to, beside_, sum_) : out.send_sum(to, datagram_);
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -10,7 +10,7 @@
 #include "aggregation/server/job/terms.h"
 #include "aggregation/server/slots/ring.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class Downlink {
  public:
@@ -19,9 +19,9 @@ class Downlink {
       : terms_(terms), ring_(ring), out_(out) {}
 
   /// About granule `number`, without a sum.
-  void status(const Address& to, wire::DatagramType type, uint64_t number);
+  void status(const Address& to, protocol::DatagramType type, uint64_t number);
   /// Sends the position of the floor.
-  void floor(const Address& to) { status(to, wire::DatagramType::status, ring_.floor()); }
+  void floor(const Address& to) { status(to, protocol::DatagramType::status, ring_.floor()); }
   void failure(const Address& to, const Course& course);
   void welcome(const Members& members, uint32_t worker, bool complete);
 
@@ -38,9 +38,9 @@ class SumDatagram {
   void send(const Address& to, Outbox& out) const;
 
  private:
-  std::array<uint8_t, wire::kDownHeaderBytes> beside_;  ///< a header that is not before its sum
-  Bytes datagram_;                                      ///< empty: it is not
+  std::array<uint8_t, protocol::kDownHeaderBytes> beside_;  ///< a header that is not before its sum
+  Bytes datagram_;                                          ///< empty: it is not
   Bytes sum_;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

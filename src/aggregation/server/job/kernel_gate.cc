@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
 constexpr uint32_t kUnreached = 8;
@@ -61,8 +61,8 @@ laconic_kernel_counts KernelGate::take_counts(JobStats& stats) noexcept {
   stats.duplicates += news.duplicates;
   stats.stored += news.stored;
   stats.closed += news.closed;
-  stats.rejected[static_cast<std::size_t>(wire::DatagramFault::tag)] += news.forged;
+  stats.rejected[static_cast<std::size_t>(protocol::DatagramFault::tag)] += news.forged;
   return news;
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -6,11 +6,12 @@
 
 #include <cstdint>
 
+#include "aggregation/protocol/clock.h"
 #include "aggregation/server/job/members.h"
 #include "aggregation/server/job/terms.h"
 #include "aggregation/server/kernel_path.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class KernelGate {
  public:
@@ -47,4 +48,4 @@ class KernelGate {
   laconic_kernel_counts counted_{};
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

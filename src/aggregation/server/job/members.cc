@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 void Member::acknowledge(Time now, uint64_t number) noexcept {
   if (timed == 0 || number < timed) return;
@@ -30,7 +30,7 @@ Member* Members::sender(const Address& from, uint32_t worker) noexcept {
   return member.enrolled && member.address == from ? &member : nullptr;
 }
 
-bool Members::enrol(const wire::Enrolment& e, const Address& from) noexcept {
+bool Members::enrol(const protocol::Enrolment& e, const Address& from) noexcept {
   Member& member = members_[e.from.worker];
   member.address = from;
   member.attempt = e.from.attempt;
@@ -53,4 +53,4 @@ Members::Holdings Members::holdings() const noexcept {
   return holdings;
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

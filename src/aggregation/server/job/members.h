@@ -8,11 +8,12 @@
 #include <span>
 #include <vector>
 
+#include "aggregation/protocol/address.h"
+#include "aggregation/protocol/clock.h"
 #include "aggregation/protocol/enrolment.h"
-#include "aggregation/server/address.h"
 #include "aggregation/server/slots/slot.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 struct Member {
   Address address;
@@ -34,10 +35,10 @@ struct Member {
 
 class Members {
  public:
-  [[nodiscard]] static uint64_t memory(const wire::JobSettings& settings) noexcept {
+  [[nodiscard]] static uint64_t memory(const protocol::JobSettings& settings) noexcept {
     return uint64_t{settings.world} * settings.ring / 8;
   }
-  explicit Members(const wire::JobSettings& settings)
+  explicit Members(const protocol::JobSettings& settings)
       : world_(settings.world), held_(memory(settings)) {}
 
   [[nodiscard]] std::span<Member> all() noexcept { return {members_.data(), world_}; }
@@ -53,8 +54,8 @@ class Members {
   [[nodiscard]] bool has_one_at(const Address& address) const noexcept;
 
   /// True: it is the last one. One that is enrolled already has moved, or asks again.
-  bool enrol(const wire::Enrolment& e, const Address& from) noexcept;
-  using Holdings = std::array<Holding, wire::kMaxWorkers>;
+  bool enrol(const protocol::Enrolment& e, const Address& from) noexcept;
+  using Holdings = std::array<Holding, protocol::kMaxWorkers>;
   /// The state of members at enrolment.
   [[nodiscard]] Holdings holdings() const noexcept;
 
@@ -67,9 +68,9 @@ class Members {
 
  private:
   uint32_t world_;
-  std::array<Member, wire::kMaxWorkers> members_{};
+  std::array<Member, protocol::kMaxWorkers> members_{};
   std::vector<uint8_t> held_;  ///< ring / 8 bytes for each worker, while gathering
   uint64_t left_ = 0;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -3,13 +3,12 @@
 
 #include <bit>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
-using wire::DatagramType;
-using wire::Reason;
+using protocol::DatagramType;
+using protocol::Reason;
 
-constexpr Time kMillisecond = 1000000;
 constexpr Time kFetchRetry = 20 * kMillisecond;
 constexpr uint32_t kFetchesAtOnce = 32;
 /// Between two statuses to the group, which a switch copies to all ports, whatever comes again.
@@ -39,7 +38,7 @@ void Serving::tick(Time now, Outbox& out) {
   if (now >= fetch_at_) send_fetches(now, kFetchesAtOnce, out);
 }
 
-bool Serving::handle(Time now, const wire::UpHeader& header, uint64_t number, Bytes payload,
+bool Serving::handle(Time now, const protocol::UpHeader& header, uint64_t number, Bytes payload,
                      bool stays, Outbox& out, Judgement* wrong) {
   const uint32_t worker = header.worker;
   const uint64_t ack = number - header.ahead;
@@ -77,7 +76,8 @@ bool Serving::handle(Time now, const wire::UpHeader& header, uint64_t number, By
       Downlink(terms_, slots_.ring(), out).floor(members_[worker].address);
       break;
     default:  // an ack is in every header
-      if ((header.flags & wire::kTry) != 0 && terms_.multicast.group.exists() && now >= try_at_) {
+      if ((header.flags & protocol::kTry) != 0 && terms_.multicast.group.exists() &&
+          now >= try_at_) {
         try_at_ = now + kTryEvery;
         Downlink(terms_, slots_.ring(), out).floor(terms_.multicast.address);
       }
@@ -112,8 +112,8 @@ void Serving::answer(Verdict verdict, uint32_t worker, uint64_t number, Outbox& 
   }
 }
 
-void Serving::take_held(Time now, const wire::DownHeader& header, uint64_t number, Bytes payload,
-                        Outbox& out) {
+void Serving::take_held(Time now, const protocol::DownHeader& header, uint64_t number,
+                        Bytes payload, Outbox& out) {
   if (!slots_.take_held(header.ahead, number, header, payload)) return;
   ++stats_.fetched;
   publish(now, out);
@@ -156,4 +156,4 @@ void Serving::send_fetches(Time now, uint32_t most, Outbox& out) {
   fetch_at_ = slots_.fetching() != 0 ? now + kFetchRetry : kNever;
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

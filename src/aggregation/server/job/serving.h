@@ -6,13 +6,14 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "aggregation/protocol/clock.h"
 #include "aggregation/server/job/downlink.h"
 #include "aggregation/server/job/kernel_gate.h"
 #include "aggregation/server/job/members.h"
 #include "aggregation/server/job/terms.h"
 #include "aggregation/server/slots.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class Serving {
  public:
@@ -29,10 +30,10 @@ class Serving {
   /// All workers are there.
   void begin(Time now, Outbox& out);
   /// A datagram of a worker. False: nothing of it was taken. `wrong`: why the job cannot go on.
-  bool handle(Time now, const wire::UpHeader& header, uint64_t number, Bytes payload, bool stays,
-              Outbox& out, Judgement* wrong);
+  bool handle(Time now, const protocol::UpHeader& header, uint64_t number, Bytes payload,
+              bool stays, Outbox& out, Judgement* wrong);
   /// A sum that a worker holds.
-  void take_held(Time now, const wire::DownHeader& header, uint64_t number, Bytes payload,
+  void take_held(Time now, const protocol::DownHeader& header, uint64_t number, Bytes payload,
                  Outbox& out);
   /// Deadlines, what the program in the kernel took, sums that were asked for in vain.
   void tick(Time now, Outbox& out);
@@ -65,4 +66,4 @@ class Serving {
   Time fetch_at_ = kNever, try_at_ = 0;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -7,10 +7,11 @@
 #include <array>
 #include <cstdint>
 
+#include "aggregation/protocol/address.h"
+#include "aggregation/protocol/clock.h"
 #include "aggregation/protocol/enrolment.h"
-#include "aggregation/server/address.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 /// Sends datagrams.
 class Outbox {
@@ -21,7 +22,8 @@ class Outbox {
   /// A header of 40 bytes, followed by a sum. The bytes may be read until flush(): they only change
   /// when no worker needs them any more. Consecutive granules are often contiguous.
   virtual void send_sum(const Address& to, Bytes datagram) {
-    send(to, datagram.first(wire::kDownHeaderBytes), datagram.subspan(wire::kDownHeaderBytes));
+    send(to, datagram.first(protocol::kDownHeaderBytes),
+         datagram.subspan(protocol::kDownHeaderBytes));
   }
   /// Nothing sent before is read afterwards: the memory of a job is about to be freed.
   virtual void flush() = 0;
@@ -38,19 +40,19 @@ struct JobStats {
   uint64_t bad_acks = 0;
   uint64_t late = 0;                   ///< contributions after their sum was closed
   uint64_t together = 0;               ///< sums that went to the group
-  std::array<uint64_t, 7> rejected{};  ///< by wire::DatagramFault
+  std::array<uint64_t, 7> rejected{};  ///< by protocol::DatagramFault
 };
 
 /// The multicast group of a job.
 struct Multicast {
-  wire::Group group;  ///< the group in messages to workers
-  Address address;    ///< as the outbox is
+  protocol::Group group;  ///< the group in messages to workers
+  Address address;        ///< as the outbox is
 };
 
 struct Terms {
-  wire::JobSettings settings;
+  protocol::JobSettings settings;
   uint64_t number = 0, epoch = 0;
-  wire::SipKey key{};
+  protocol::SipKey key{};
   Multicast multicast{};
 
   /// As headers carry it.
@@ -69,16 +71,16 @@ enum class JobState : uint8_t {
 struct Course {
   JobState state = JobState::gathering;
   Time over = kNever;  ///< when it failed or ended
-  wire::Reason reason = wire::Reason::none;
+  protocol::Reason reason = protocol::Reason::none;
   uint8_t blamed = 0;
   uint64_t lost = 0;  ///< bit w: worker w has been silent
 };
 
 /// Why something is refused, or the job cannot go on, as refusals say it.
 struct Judgement {
-  wire::Reason reason = wire::Reason::none;
+  protocol::Reason reason = protocol::Reason::none;
   uint64_t expected = 0;
   uint64_t found = 0;  ///< often the worker
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 bool Watch::refused_again(Time now, Member& member) noexcept {
   const bool again =
@@ -26,4 +26,4 @@ Time Watch::next_event(const Members& members, bool beside) const noexcept {
   return next;
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

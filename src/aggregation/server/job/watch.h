@@ -6,10 +6,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "aggregation/protocol/clock.h"
 #include "aggregation/server/job/members.h"
 #include "aggregation/server/job/terms.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class Watch {
  public:
@@ -69,4 +70,4 @@ class Watch {
   Time ticked_ = 0, probe_at_ = 0;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

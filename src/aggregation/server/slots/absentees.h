@@ -9,7 +9,7 @@
 
 #include "aggregation/server/slots/slot.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class Absentees {
  public:
@@ -21,7 +21,7 @@ class Absentees {
   /// A sum was closed.
   void note(const Slot& slot, uint64_t missing) noexcept {
     late_ |= missing;
-    if ((slot.flags & wire::kFirst) != 0) count(slot);
+    if ((slot.flags & protocol::kFirst) != 0) count(slot);
   }
 
  private:
@@ -40,7 +40,7 @@ class Absentees {
 
   uint32_t world_;
   uint64_t late_ = 0;
-  std::array<uint8_t, wire::kMaxWorkers> left_out_{};  ///< exchanges in a row
+  std::array<uint8_t, protocol::kMaxWorkers> left_out_{};  ///< exchanges in a row
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

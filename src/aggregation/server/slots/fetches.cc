@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 namespace {
 
 bool holds(const Holding& h, uint64_t number) noexcept {
@@ -74,12 +74,12 @@ bool Fetches::next(Time now, Time retry, Fetch* fetch) noexcept {
   return false;
 }
 
-bool Fetches::take(uint32_t worker, uint64_t number, const wire::DownHeader& header,
+bool Fetches::take(uint32_t worker, uint64_t number, const protocol::DownHeader& header,
                    Bytes payload) noexcept {
   const SlotRing::Hold hold(ring_, number);
   Slot& slot = ring_.at(number);
   if (!ring_.has(number, SlotState::fetching) || (slot.holders & bit_of(worker)) == 0) return false;
-  const bool values = (header.flags & wire::kValues) != 0;
+  const bool values = (header.flags & protocol::kValues) != 0;
   const bool length_fits = values ? payload.size() <= 4U * settings_.values
                                   : payload.empty() || payload.size() == settings_.lane_bytes();
   const uint64_t all = ~uint64_t{0} >> (64U - settings_.world);
@@ -88,7 +88,7 @@ bool Fetches::take(uint32_t worker, uint64_t number, const wire::DownHeader& hea
   slot.bitmap = header.bitmap;
   slot.settings = header.settings;
   slot.norm = header.norm;
-  slot.flags = header.flags & static_cast<uint8_t>(~wire::kFull);
+  slot.flags = header.flags & static_cast<uint8_t>(~protocol::kFull);
   slot.added = header.added;
   slot.length = static_cast<uint32_t>(payload.size());
   std::copy(payload.begin(), payload.end(), ring_.sum(slot).begin());
@@ -96,4 +96,4 @@ bool Fetches::take(uint32_t worker, uint64_t number, const wire::DownHeader& hea
   return true;
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -7,9 +7,10 @@
 #include <cstdint>
 #include <span>
 
+#include "aggregation/protocol/clock.h"
 #include "aggregation/server/slots/ring.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 /// A sum that a worker has.
 struct Fetch {
@@ -20,7 +21,7 @@ struct Fetch {
 class Fetches {
  public:
   /// Both outlive it.
-  Fetches(const wire::JobSettings& settings, SlotRing& ring) noexcept
+  Fetches(const protocol::JobSettings& settings, SlotRing& ring) noexcept
       : settings_(settings), ring_(ring) {}
 
   [[nodiscard]] uint32_t count() const noexcept { return count_; }
@@ -30,15 +31,15 @@ class Fetches {
   /// The next result to request; requested again after `retry`.
   bool next(Time now, Time retry, Fetch* fetch) noexcept;
   /// Takes a result from a worker, closed as it was sent. False: it was not requested.
-  bool take(uint32_t worker, uint64_t number, const wire::DownHeader& header,
+  bool take(uint32_t worker, uint64_t number, const protocol::DownHeader& header,
             Bytes payload) noexcept;
 
  private:
-  const wire::JobSettings& settings_;
+  const protocol::JobSettings& settings_;
   SlotRing& ring_;
   uint64_t top_ = 0;  ///< above all that are held
   uint64_t next_ = 0;
   uint32_t count_ = 0;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

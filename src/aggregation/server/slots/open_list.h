@@ -8,7 +8,7 @@
 
 #include "aggregation/server/slots/ring.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class OpenList {
  public:
@@ -68,4 +68,4 @@ class OpenList {
   uint16_t first_ = kNobody, last_ = kNobody;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
-uint64_t SlotRing::memory(const wire::JobSettings& s) noexcept {
-  return s.ring * (wire::kDownHeaderBytes + s.slot_bytes() + sizeof(Slot));
+uint64_t SlotRing::memory(const protocol::JobSettings& s) noexcept {
+  return s.ring * (protocol::kDownHeaderBytes + s.slot_bytes() + sizeof(Slot));
 }
 
-SlotRing::SlotRing(const wire::JobSettings& settings, SharedSlots shared)
+SlotRing::SlotRing(const protocol::JobSettings& settings, SharedSlots shared)
     : slots_in_all_(settings.ring), world_(settings.world), shared_(shared) {
   if (is_shared()) {
     marks_ = &shared.job->ring;
@@ -19,12 +19,12 @@ SlotRing::SlotRing(const wire::JobSettings& settings, SharedSlots shared)
     return;
   }
   marks_ = &own_marks_;
-  sum_step_ = wire::kDownHeaderBytes + settings.slot_bytes();
+  sum_step_ = protocol::kDownHeaderBytes + settings.slot_bytes();
   slot_step_ = sizeof(Slot);
   slots_.resize(settings.ring);
   sums_.resize(settings.ring * sum_step_);
   slot_bytes_ = reinterpret_cast<uint8_t*>(slots_.data());
-  sum_bytes_ = sums_.data() + wire::kDownHeaderBytes;
+  sum_bytes_ = sums_.data() + protocol::kDownHeaderBytes;
 }
 
 void SlotRing::raise(uint64_t& word, uint64_t to) const noexcept {
@@ -49,7 +49,7 @@ MutBytes SlotRing::sum(const Slot& slot) noexcept {
 
 MutBytes SlotRing::datagram(const Slot& slot) noexcept {
   if (is_shared()) return {};
-  return {sum(slot).data() - wire::kDownHeaderBytes, wire::kDownHeaderBytes + slot.length};
+  return {sum(slot).data() - protocol::kDownHeaderBytes, protocol::kDownHeaderBytes + slot.length};
 }
 
 uint32_t SlotRing::kept() const noexcept {
@@ -107,4 +107,4 @@ void SlotRing::advance_front() noexcept {
   }
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

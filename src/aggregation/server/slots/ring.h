@@ -11,12 +11,12 @@
 
 #include "aggregation/server/slots/slot.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class SlotRing {
  public:
-  [[nodiscard]] static uint64_t memory(const wire::JobSettings& settings) noexcept;
-  SlotRing(const wire::JobSettings& settings, SharedSlots shared);
+  [[nodiscard]] static uint64_t memory(const protocol::JobSettings& settings) noexcept;
+  SlotRing(const protocol::JobSettings& settings, SharedSlots shared);
   SlotRing(const SlotRing&) = delete;
   SlotRing& operator=(const SlotRing&) = delete;
 
@@ -105,4 +105,4 @@ class SlotRing {
   laconic_ring* marks_ = nullptr;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -6,17 +6,16 @@
 #include <cstdint>
 
 #include "aggregation/protocol/enrolment.h"
-#include "aggregation/server/address.h"
 #include "aggregation/server/shared.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 struct Contribution {
   uint32_t worker = 0;
   uint64_t number = 0;
   uint32_t settings = 0;
   uint16_t norm = 0;
-  uint8_t flags = 0;  ///< wire::DatagramFlag
+  uint8_t flags = 0;  ///< protocol::DatagramFlag
   Bytes payload{};
   bool stays = false;  ///< the payload can be read until settle(), and may be added then
 };
@@ -45,4 +44,4 @@ struct SharedSlots {
 
 [[nodiscard]] constexpr uint64_t bit_of(uint32_t worker) noexcept { return uint64_t{1} << worker; }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
-Sums::Sums(const wire::JobSettings& settings, SlotRing& ring)
+Sums::Sums(const protocol::JobSettings& settings, SlotRing& ring)
     : ring_(ring),
       adder_(settings),
       lane_bytes_(static_cast<uint32_t>(settings.lane_bytes())),
@@ -13,8 +13,8 @@ Sums::Sums(const wire::JobSettings& settings, SlotRing& ring)
       unsettled_(promised_.size()) {}
 
 uint32_t Sums::length_of(const Contribution& c) const noexcept {
-  if ((c.flags & wire::kEmpty) != 0) return 0;
-  if ((c.flags & wire::kValues) != 0) return static_cast<uint32_t>(c.payload.size());
+  if ((c.flags & protocol::kEmpty) != 0) return 0;
+  if ((c.flags & protocol::kValues) != 0) return static_cast<uint32_t>(c.payload.size());
   return lane_bytes_;
 }
 
@@ -26,7 +26,7 @@ void Sums::add(Slot& slot, const Contribution& c) noexcept {
   complete(slot);
   ++slot.added;
   uint8_t* lanes = ring_.sum(slot).data();
-  if ((c.flags & wire::kValues) == 0) {
+  if ((c.flags & protocol::kValues) == 0) {
     first ? adder_.set_codes(payload, lanes) : adder_.add_codes(payload, lanes);
   } else if (first) {
     std::copy_n(payload, slot.length, lanes);
@@ -64,4 +64,4 @@ void Sums::settle() noexcept {
   for (std::size_t i = 0; i < unsettled_count_; ++i) complete(ring_.at_index(unsettled_[i]));
 }
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

@@ -11,15 +11,15 @@
 #include "aggregation/server/add.h"
 #include "aggregation/server/slots/ring.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 class Sums {
  public:
-  [[nodiscard]] static uint64_t memory(const wire::JobSettings& settings) noexcept {
+  [[nodiscard]] static uint64_t memory(const protocol::JobSettings& settings) noexcept {
     return settings.ring * (sizeof(Promised) + sizeof(uint16_t));
   }
   /// `ring` outlives it.
-  Sums(const wire::JobSettings& settings, SlotRing& ring);
+  Sums(const protocol::JobSettings& settings, SlotRing& ring);
 
   /// Bytes of the sum that it goes into.
   [[nodiscard]] uint32_t length_of(const Contribution& c) const noexcept;
@@ -39,7 +39,7 @@ class Sums {
     std::size_t count = 0;
   };
   [[nodiscard]] bool may_promise(const Contribution& c) const noexcept {
-    return c.stays && !ring_.is_shared() && (c.flags & wire::kValues) == 0;
+    return c.stays && !ring_.is_shared() && (c.flags & protocol::kValues) == 0;
   }
   void promise(Slot& slot, const uint8_t* codes) noexcept;
 
@@ -51,4 +51,4 @@ class Sums {
   std::size_t unsettled_count_ = 0, owed_ = 0;
 };
 
-}  // namespace laconic::server
+}  // namespace laconic::aggregation

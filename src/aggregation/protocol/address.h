@@ -6,7 +6,7 @@
 
 #include "laconic/bytes.h"
 
-namespace laconic::server {
+namespace laconic::aggregation {
 
 /// Source or destination of a datagram. Only the server's driver interprets its bytes.
 struct Address {
@@ -19,8 +19,4 @@ struct Address {
   }
 };
 
-/// Nanoseconds on a clock that never goes back.
-using Time = uint64_t;
-inline constexpr Time kNever = ~Time{0};
-
-}  // namespace laconic::server
+}  // namespace laconic::aggregation
