@@ -84,7 +84,8 @@ struct Case {
 };
 class Released : public testing::TestWithParam<Case> {};
 
-/// By a flush, by a law for the whole bucket, by a law beside what stays compressed.
+/// Uncompressed by a flush, by a policy for the whole bucket, and by a policy next to parameters
+/// that stay compressed.
 TEST_P(Released, ResidualsAreSentFromRanksWithoutGradient) {
   test::Setup setup{"powersgd:rank=1", kWorld, kModel, StrategyKind::native_sum};
   setup.control = GetParam().control;

@@ -90,7 +90,7 @@ std::vector<std::vector<Floats>> by_server(const std::string& spec, uint32_t wor
   return means;
 }
 
-/// What the codec takes bit for bit; small parameters to the accuracy of fixed point.
+/// Values that the codec transmits exactly; small parameters to the accuracy of fixed point.
 void expect_equal_means(const Floats& a, const Floats& b) {
   uint64_t at = 0;
   for (const Parameter& p : model()) {
@@ -285,7 +285,7 @@ TEST(Aggregator, MulticastChangesNoBit) {
 }
 
 TEST(Aggregator, MissingServerIsReportedWithItsAddress) {
-  const std::string address = "127.0.0.1:9";  // a port that nobody is given
+  const std::string address = "127.0.0.1:9";  // a port that no process uses
   const auto errors = refusals(2, [&](uint32_t) {
     AggregatorOptions options;
     options.servers = {address};

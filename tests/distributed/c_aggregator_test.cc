@@ -153,7 +153,7 @@ TEST_F(CAggregator, ServerIsInterruptedFromAnotherThread) {
   EXPECT_NE(std::string(laconic_aggregator_stats(alone)).find("\"joined\": 0"), std::string::npos);
   EXPECT_EQ(laconic_aggregator_run(alone, &step, sizeof step),
             static_cast<int32_t>(Errc::engine_failed));
-  // Its socket is closed: the others hear which rank it was.
+  // Its socket is closed: the other ranks report which rank it was.
   EXPECT_EQ(laconic_aggregator_run(world_.ranks[1].aggregator, &step, sizeof step),
             static_cast<int32_t>(Errc::peer_failed));
   EXPECT_NE(std::string(laconic_last_message()).find("rank 0"), std::string::npos)

@@ -19,7 +19,7 @@ constexpr uint64_t kSizes[] = {400, 300, 200};
 
 constexpr int32_t code_of(Errc code) { return static_cast<int32_t>(code); }
 
-/// An engine of the hub's behind the callbacks of C; `fails_at`: which start fails.
+/// An engine of the hub behind the C callbacks; `fails_at`: the start that fails.
 struct Ring {
   explicit Ring(LoopbackHub& hub, uint32_t rank) : engine(&hub.engine(rank)) {
     table.struct_size = sizeof table;
@@ -252,7 +252,7 @@ TEST(CDriver, EngineFailureUndoesAllExchanges) {
     for (uint32_t i = 0; i < ending->count; ++i)
       static_cast<Rank*>(self)->said[ending->tokens[i]] = ending->message;
   };
-  // Nobody else is there: a start gives tickets that nobody will wait for.
+  // There are no other ranks: a start returns tickets that are never waited for.
   rank.ring.table.start = [](void* self, const laconic_step*, uint32_t, uint32_t, uint64_t* ticket,
                              char* message, uint64_t room) {
     Ring& ring = *static_cast<Ring*>(self);

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Varying lengths travel at about their length; one that outgrows its capacity costs a repeat round
-// and nothing else.
+// Payloads of varying length take about their length; one that exceeds its capacity costs only a
+// repeat round.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Settings that change between two steps: on all ranks at once, nothing lost, without memory, and
-// the same again from a saved state.
+// Settings that change between two steps: on all ranks in the same step, without loss or
+// allocation, and the same again from a saved state.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -58,7 +58,7 @@ std::vector<Case> cases() {
   }
   return all;
 }
-/// Of 12 steps, those that a sanitizer sees.
+/// The steps, of 12, that run under a sanitizer.
 constexpr uint64_t kStride = kSanitized ? 5 : 1;
 
 Setup setup(const Case& c, uint32_t world) {
@@ -79,7 +79,7 @@ double sum_of(const std::vector<double>& values) {
   return sum;
 }
 
-/// Of a mean over ranks; an owner's counts for all.
+/// Sum of the residuals, as a mean over ranks; an owner's residual stands for all.
 double kept(Ranks& group) {
   double sum = 0;
   for (uint32_t r = 0; r < group.world(); ++r) {
@@ -266,7 +266,7 @@ TEST_P(Steered, SavedRunContinues) {
         std::ranges::copy(ours[i].values, theirs[i].values.begin());
       }
     }
-    // What was heard in the last step is not saved: of no law that looks at the step alone.
+    // Reports of the last step are not saved; this policy depends on the step number alone.
     const auto a = run(whole, stop, 12);
     const auto b = run(resumed, stop, 12);
     EXPECT_TRUE(same_bits(a[0], b[0])) << "saved before step " << stop;
@@ -292,9 +292,9 @@ INSTANTIATE_TEST_SUITE_P(All, Steered,
                                           testing::ValuesIn(cases())),
                          case_name);
 
-// ---- DC2-R, by a clock of its own ----
+// ---- DC2-R, with its own clock ----
 
-/// A network of so many bytes in a second, as all ranks' clocks see it.
+/// A simulated network with this many bytes per second, as all ranks' clocks measure it.
 class Dc2 : public testing::Test {
  protected:
   static constexpr uint32_t kWorld = 3;

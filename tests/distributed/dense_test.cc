@@ -73,7 +73,8 @@ std::vector<float> float32_mean(const Layout& layout, uint64_t step) {
   return mean;
 }
 
-/// By element of the layout: the mean of all ranks' residuals, an owner's of the mean as it is.
+/// For each element of the layout, the mean of all ranks' residuals; an owner's residual of the
+/// mean is taken unchanged.
 std::vector<double> kept(Clocked& group) {
   std::vector<double> sum(group.layout().elements);
   std::map<std::string, uint64_t> place;
@@ -94,7 +95,7 @@ std::vector<double> kept(Clocked& group) {
   return sum;
 }
 
-/// Of steps 0 to means.size(): what went out and what is kept is what came in.
+/// Over steps 0 to means.size(), what was sent plus what is kept equals the gradients.
 void expect_balance(Clocked& group, const std::vector<std::vector<float>>& means) {
   auto found = kept(group);
   std::vector<double> in(found.size()), magnitude(found.size());
@@ -158,7 +159,7 @@ TEST_P(Dense, DenseStartsAtMaximumAndEndsWhenItNoLongerFits) {
   expect_balance(group, means);
 }
 
-/// The parts are as many as the residuals are larger than the gradients, and equal.
+/// The number of parts is the ratio of residuals to gradients; the parts are equal.
 TEST_P(Dense, DenseReleasesResidualsInParts) {
   Clocked group(with(kLaw, file("parts.jsonl")), fast);
   std::vector<double> norms;
@@ -187,7 +188,7 @@ TEST_P(Dense, DenseReleasesResidualsInParts) {
   EXPECT_EQ(norms[first + parts], 0.0);
 }
 
-/// What has not gone out when the network slows down waits in the residual.
+/// What is not sent when the network slows down stays in the residual.
 TEST_P(Dense, DenseMayEndMidRelease) {
   test::Setup setup = with("replay:" + file_of("middle.jsonl"));
   {
@@ -239,7 +240,7 @@ TEST_P(Dense, SavedRunContinues) {
   Clocked resumed(with(kLaw), slow_from_40);
   resumed.load(killed);
   const auto rest = resumed.steps(16, 60);
-  // The first report is about a step that nobody has seen: a decision may come one step later.
+  // The first report is about a step that no rank has seen: a decision may come one step later.
   ASSERT_TRUE(same_bits(rest[0], means[16]));
   EXPECT_TRUE(same_bits(rest[20], means[36]));
   EXPECT_FALSE(uncompressed(resumed));
@@ -259,7 +260,7 @@ TEST_P(Dense, FailedStepKeepsGradient) {
   }
 }
 
-/// Ranks that ask for a flush are heard, although there is nothing to flush.
+/// A flush request reaches all ranks even if there is nothing to flush.
 TEST_P(Dense, FlushEnds) {
   Clocked group(with(kLaw), fast);
   group.steps(0, 30);
@@ -279,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"native_sum", "randomk:ratio=0.05", StrategyKind::native_sum}),
     [](const auto& of) { return of.param.name; });
 
-// ---- beside a rule that stays compressed ----
+// ---- next to a rule that stays compressed ----
 
 /// The call's parameters turn to float32, a's stay as they are.
 struct Beside {
@@ -319,7 +320,7 @@ int uncompressed_rules(Clocked& group) {
   return found;
 }
 
-/// a.weight lies at the end of the layout; small parameters may be added by any leg.
+/// a.weight is last in the layout; any strategy may add small parameters.
 constexpr size_t kSmall = 9;
 size_t begin_of_a(Clocked& group) { return group.layout().elements - kModel[0].count(); }
 
@@ -340,7 +341,7 @@ void expect_same_of_a(Clocked& group, const std::vector<float>& mean,
     ASSERT_EQ(mean[i], other[i]) << "element " << i << " in step " << step;
 }
 
-/// Of what has turned, or of the rest: the residuals' sum of squares.
+/// Sum of squares of a.weight's residuals, or of all others.
 double residuals(Clocked& group, bool of_a) {
   double sum = 0;
   for (uint32_t r = 0; r < kWorld; ++r) {
@@ -454,7 +455,7 @@ TEST_P(DenseWithRules, NonFiniteGradientSendsWholeBucketUncompressed) {
   expect_turned(group, group.steps(step, step + 1)[0], step);
 }
 
-/// What was to go out in a step that was not finite stays, and goes out with the next parts.
+/// What was due in a step that was not finite stays, and is sent with the next parts.
 TEST_P(DenseWithRules, ReleaseSurvivesNonFiniteStep) {
   Clocked group(with(kLaw), fast);
   uint64_t step = 0;
@@ -526,7 +527,7 @@ TEST(DenseRules, RulesSwitchOneByOne) {
   EXPECT_GT(turned[1], turned[0] + control::kDelay);
 }
 
-/// There is room for either, not for both.
+/// The memory suffices for one of them, not for both.
 TEST(DenseRules, OnlyOneRuleTakesSpareBandwidth) {
   Clocked group(two_laws(), [](uint64_t /*step*/) { return 2.2e6; });
   int most = 0;

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// two_shot whose means come down by another codec than contributions went up by: who may have it,
-// what is saved and told of it, and what a law or a set does to it. Its bits: oracle_test.cc.
+// two_shot whose means are encoded by another codec than the contributions: what is accepted, saved
+// and reported, and how a policy or set() changes it. oracle_test.cc compares the bits.
 #include <gtest/gtest.h>
 
 #include "base/hash.h"
@@ -193,7 +193,7 @@ TEST(Down, ExplainNamesDownSpec) {
             std::string::npos);
 }
 
-/// What a law moves is the spec of the contributions.
+/// A policy changes the spec of the contributions.
 TEST(Down, DownSpecStaysWhenPolicyMovesSpec) {
   test::Setup made = setup("topk:ratio=0.05", "topk:ratio=0.5");
   made.control = "schedule:0=0.05,2=0.2,4=0.01";
@@ -223,7 +223,7 @@ std::string set(Ranks& group, const session::Change& change) {
   return results[0] ? "" : results[0].error().message;
 }
 
-/// What came in less what went out is held, whatever is set in between.
+/// The difference between input and output is kept, whatever is set in between.
 TEST(Down, ResidualsSurviveSet) {
   Ranks group(setup("int8", "3lc"));
   std::vector<double> owed(kWhole.elements);

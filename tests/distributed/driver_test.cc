@@ -75,14 +75,14 @@ TEST(Joining, GroupsMatchExamples) {
   EXPECT_EQ(together(std::vector<uint64_t>(5, 33000), "int8", g), "0 1 | 2 3 | 4");
   EXPECT_EQ(together(std::vector<uint64_t>(5, 100), "3lc", g, 800), "0 1 | 2 3 | 4");
   EXPECT_EQ(together(std::vector<uint64_t>(5, 100), "3lc", g, 799), "0 | 1 | 2 | 3 | 4");
-  // What the engine adds: four times as much.
+  // The engine's part of the sum is four times as large.
   EXPECT_EQ(together(std::vector<uint64_t>(10, 16384), "bf16", S::native_sum),
             "0 1 2 3 4 5 6 7 | 8 9");
   EXPECT_EQ(together(std::vector<uint64_t>(66, 20), "3lc", g).find(" | 64 65"),
             std::string("0 1 2 3 4 5 6 7 8 9").size() + 54 * 3);
 }
 
-/// Once more, from the end: a group goes on until it is full or the next one is not for it.
+/// Again from the end: a group ends when it is full or the next bucket does not fit it.
 TEST(Joining, GroupsOfAnySizesAreFormed) {
   std::mt19937 random(5);
   const auto one_of = [&](std::initializer_list<uint64_t> choices) {
@@ -229,7 +229,7 @@ std::vector<Run> run(const char* spec, StrategyKind strategy, bool joins, DType 
   return runs;
 }
 
-/// The hub adds in rank order, so that nothing depends on what lies beside what.
+/// The hub adds in rank order, so that no result depends on the position of a bucket.
 TEST(Driver, JoinedOrSeparateBucketsHaveSameBits) {
   using S = StrategyKind;
   for (const auto& [spec, strategy, dtype] : std::vector<std::tuple<const char*, S, DType>>{
@@ -255,7 +255,7 @@ TEST(Driver, JoinedOrSeparateBucketsHaveSameBits) {
 const std::vector<Parameter> kShards{{"w", 30, 31}, {"b", 33, 1},  {"empty", 0, 31}, {"v", 26, 27},
                                      {"n", 9, 1},   {"u", 75, 40}, {"s", 500, 1}};
 
-/// Shards in one bucket, behind each so many elements of padding, which no value may reach: NaN.
+/// Shards in one bucket, each followed by padding that no result may contain: NaN.
 Layout with_gaps(uint64_t gap) {
   Layout layout = back_to_back(kShards, {0, 1, 2, 3, 4, 5, 6});
   for (size_t i = 0; i < layout.offsets.size(); ++i) layout.offsets[i] += i * gap;
@@ -456,7 +456,7 @@ TEST(Driver, QueuedBucketsAreUndoneWithOthers) {
   EXPECT_TRUE(driver.idle());
 }
 
-/// Of layouts that come neither in this step nor in the one before no buffer is kept.
+/// No buffer is kept for layouts that occur neither in this step nor in the one before.
 TEST(Driver, UnusedLayoutsAreFreed) {
   constexpr uint32_t kWorld = 2;
   LoopbackHub hub(kWorld);
@@ -491,8 +491,8 @@ std::vector<uint8_t> state_of_rank(uint32_t rank) {
   return {text.begin(), text.end()};
 }
 
-/// What the release before the driver has saved after three steps of bf16+ef by native_sum: it goes
-/// on with its buckets apart, a new run joins them.
+/// State saved by the release before the driver after three steps of bf16+ef by native_sum: it
+/// continues with separate buckets; a new run joins them.
 TEST(Driver, StateOfVersionOneLoadsWithSeparateBuckets) {
   const std::vector<Parameter> model{{"a", 60, 50}, {"bias", 9, 1}, {"b", 40, 30}, {"c", 700, 1}};
   for (const bool old : {true, false}) {

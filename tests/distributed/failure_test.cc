@@ -74,8 +74,8 @@ void expect_kept(const Memory& before, const Memory& after, const Layout& layout
   }
 }
 
-/// One run: a flush asked for before step 2 drains in steps 3 and 4; step 5 has a NaN in "a" of
-/// rank 2, so that its bucket falls back. Gives the calls of rank 1's engine.
+/// One run: a flush requested before step 2 drains in steps 3 and 4; step 5 has a NaN in "a" of
+/// rank 2, so that its bucket goes uncompressed. Returns the calls of rank 1's engine.
 int64_t run(const std::string& spec, StrategyKind strategy, DType dtype, int64_t at) {
   Ranks group({spec, kWorld, kModel, strategy, 64, 1, kAllSums});
   std::vector<int64_t> calls(kWorld);

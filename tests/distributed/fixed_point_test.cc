@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Parameters without a codec under server_sum: 32-bit fixed point, beside the codes.
+// Parameters without a codec under server_sum: 32-bit fixed point, next to quantized values.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-/// With thc:block=256 in lanes of 8 bits a granule has 64 values: "wide" has four.
+/// With thc:block=256 in lanes of 8 bits a block has 64 values: "wide" has four.
 const std::vector<Parameter> kModel{
     {"small", 9, 1}, {"w", 30, 40}, {"wide", 200, 1}, {"one", 1, 1}, {"even", 128, 1}};
 constexpr uint64_t kSmall = 256;
@@ -99,7 +99,7 @@ void expect_all(const std::vector<Result<void>>& results) {
 
 bool is_small(uint32_t p) { return kModel[p].count() <= kSmall; }
 
-/// What happens to the gradients of a step.
+/// How a step's gradients are delivered.
 void disturb(std::vector<Floats>& g, const Layout& layout, uint64_t step) {
   const auto at = [&](uint32_t p) { return static_cast<ptrdiff_t>(layout.offsets[p]); };
   const auto n = [&](uint32_t p) { return static_cast<ptrdiff_t>(kModel[p].count()); };
@@ -272,7 +272,7 @@ TEST(FixedPoint, DeliveredPlusResidualEqualsInput) {
     }
     expect_all(group.exchange(g, step));
     for (uint64_t i = 0; i < n; ++i) {
-      const uint64_t granule = 1 + i / 64;  // behind that of "small"
+      const uint64_t granule = 1 + i / 64;  // after that of "small"
       int there = 0;
       for (uint32_t r = 0; r < kWorld; ++r) there += some(r, step, granule) ? 0 : 1;
       out[i] += std::nearbyint(double{g[0][at + i]} * there * 0x1p24) * 0x1p-24;
@@ -471,7 +471,7 @@ TEST(FixedPoint, BlocksAreAsLongAsThoseOfQuantizedCodecs) {
   }
 }
 
-/// The rank's trouble is in no sum: nobody hears of it, and nothing is lost.
+/// The rank's error is in no sum: no other rank receives it, and nothing is lost.
 TEST(FixedPoint, BurstOfExcludedRankStaysInResidual) {
   const LeavesOut late = [](uint32_t rank, uint64_t exchange, uint64_t) {
     return rank == 1 && exchange == 2;
@@ -520,7 +520,7 @@ class Breaking final : public Engine {
   int64_t at_, calls_ = 0;
 };
 
-/// With a late start, a burst and a flush on the way. Gives the calls of rank 1's engine.
+/// With a late start, a burst and a flush during the run. Returns the calls of rank 1's engine.
 int64_t break_at(DType dtype, int64_t at) {
   Group group("thc:block=256", 3);
   std::vector<std::unique_ptr<Breaking>> engines;

@@ -47,7 +47,7 @@ class Flush : public testing::TestWithParam<std::tuple<const char*, StrategyKind
   }
 };
 
-/// Where an engine adds what ranks ask for, it adds bits.
+/// An engine that adds what ranks report adds bits.
 TEST_P(Flush, LargestRequestOfAllRanksWins) {
   Ranks group = ranks();
   const bool summed = collective::sums_lanes(std::get<1>(GetParam()));

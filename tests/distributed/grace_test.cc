@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the released code of GRACE got wrong between ranks, a test for each: Grace04 is the fourth
-// defect of the list in docs/guide/methods.md. Those of single codecs are with the codecs.
+// Defects of GRACE's released code between ranks, a test for each: Grace04 is the fourth defect of
+// the list in docs/guide/methods.md. Those of single codecs are with the codecs.
 #include <cstdlib>
 #include <numeric>
 
@@ -176,7 +176,7 @@ TEST(Grace09, BucketsInDifferentOrdersAreRefusedOnEveryRank) {
   }
 }
 
-/// Combinations that nobody had run.
+/// Combinations that were never run.
 TEST(Grace12, EveryMethodMemoryAndStrategyWorksOrIsRefused) {
   const std::vector<Parameter> parameters{{"w", 40, 25}, {"v", 300, 1}};
   const Layout layout = back_to_back(parameters, {0, 1});
@@ -217,7 +217,7 @@ TEST(Grace12, EveryMethodMemoryAndStrategyWorksOrIsRefused) {
   EXPECT_GT(refused, 20U);
 }
 
-/// Padding that nobody had written.
+/// Padding that was never written.
 TEST(Grace13, TwoShotRepeatsItsBitsForAnySize) {
   const std::vector<Parameter> parameters{{"w", 1009, 1}};
   const Layout layout = back_to_back(parameters, {0});

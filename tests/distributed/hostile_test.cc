@@ -77,7 +77,8 @@ TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
     });
     ASSERT_FALSE(results[1]) << "seed " << seed;
     EXPECT_FALSE(results[1].error().message.empty());
-    const bool all_know = seed % collectives + 1 < collectives;  // there was a round left to tell
+    // there was a round left to report it
+    const bool all_know = seed % collectives + 1 < collectives;
     for (uint32_t r = 0; r < 3; ++r) {
       if (all_know) {
         EXPECT_FALSE(results[r]);
@@ -92,8 +93,8 @@ TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
         }
       }
     }
-    // Where only the victim noticed, the others have learnt lengths that it has not: the job has to
-    // restart.
+    // Where only the victim noticed, the other ranks have received lengths that it has not: the job
+    // has to restart.
     const bool in_step = all_know || group.session(0).model().spec().contract().exact_size;
     if (!in_step) continue;
     buffers = gradients(3, layout.elements, seed + 100);
@@ -160,7 +161,7 @@ TEST(HostileOwner, UnsentLengthsAreRefused) {
   }
 }
 
-/// A rank that can only tell of its failure, and to which the others' answers arrive damaged.
+/// A rank that can only report its failure, and receives damaged answers.
 TEST(HostileStatus, RankThatRefusesLayoutStopsWithOthers) {
   const Layout outside{{0}, {1}, 3000};
   Ranks group({"3lc", 3, kModel, StrategyKind::two_shot, 64, 1, kAllSums});

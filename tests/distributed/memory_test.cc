@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // One rank without memory: every allocation of an exchange fails in turn, on one rank. All ranks
-// hear of it in the same words, nobody waits, and the next step works.
+// report it in the same words, none waits, and the next step works.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -187,7 +187,7 @@ TEST(NoMemoryForChanges, ChangesNeedNoAllocation) {
       {"qsgd", StrategyKind::gather_all, "schedule:0=64,3=127,5=1,7=30,9=127"},
       // Up to float32, by the time that the steps take here.
       {"topk:ratio=0.05", StrategyKind::gather_all, "dc2:deadline_ms=1000000,max=0.06"},
-      // And beside what stays compressed.
+      // The same next to parameters that stay compressed.
       {"topk:ratio=0.05", StrategyKind::gather_all, "dc2:deadline_ms=1000000,max=0.06", "3lc"},
       {"topk:ratio=0.05", StrategyKind::two_shot, "dc2:deadline_ms=1000000,max=0.06", ""},
       {"randomk:ratio=0.05", StrategyKind::native_sum, "dc2:deadline_ms=1000000,max=0.06",
@@ -234,7 +234,8 @@ TEST(NoMemoryForChanges, ShortageForNewLayoutChangesNoSetting) {
   EXPECT_GT(failing, 10);
 }
 
-/// The words of a decision are all that a record may lack memory for: it ends, training goes on.
+/// A record may lack memory for nothing but the words of a decision: the record ends, training
+/// continues.
 TEST(NoMemoryForARecord, ShortageEndsOnlyTheRecord) {
   test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 64};
   setup.control = "schedule:0=0.05,5=0.25";
@@ -255,8 +256,8 @@ TEST(NoMemoryForARecord, ShortageEndsOnlyTheRecord) {
   EXPECT_EQ(group.session(0).stats().setting_changes, 1U);
 }
 
-/// Settings replaced by hand are all ranks' or nobody's: where an allocation of one rank fails, all
-/// go on as if nobody had asked.
+/// Settings changed by hand hold on all ranks or on none: where an allocation of one rank fails,
+/// the request has no effect.
 TEST(NoMemoryForASet, ShortageLeavesSettingsOfAllRanks) {
   const test::Setup setup{"3lc", kWorld, kModel, StrategyKind::two_shot, 64};
   const Layout layout = back_to_back(kModel, {0, 1, 2});
@@ -333,7 +334,8 @@ TEST_P(NoMemory, ShortageInDrainingStepIsReportedOnAllRanks) {
 /// laconic::Session, on one rank without memory: made, and averaging for the first and second time.
 TEST(PublicSessionMemory, ShortageIsReportedOnAllRanks) {
   constexpr uint64_t kElements = 60 * 50 + 9 + 3000;
-  constexpr int64_t kUntold = 10;  // cards and the engine's thread: without them nobody can be told
+  // cards and the engine's thread: without them no report can be sent
+  constexpr int64_t kUntold = 10;
   for (int64_t failing = kUntold; failing < 500; ++failing) {
     LoopbackHub hub(kWorld);
     std::vector<std::string> created(kWorld), averaged(kWorld), next(kWorld);
@@ -429,7 +431,7 @@ TEST(PublicSessionMemory, ShortageForJoinedBucketsIsReportedOnAllRanks) {
   }
 }
 
-/// What a session and the exchange of one small bucket take on one rank.
+/// Memory of a session and of the exchange of one small bucket, on one rank.
 uint64_t bytes_taken(uint32_t world, StrategyKind strategy, bool short_sends) {
   Options o;
   o.world = world;

@@ -360,9 +360,9 @@ TEST_P(OracleTest, EveryRankMatchesOracle) {
 
 INSTANTIATE_TEST_SUITE_P(All, OracleTest, testing::ValuesIn(all_cases()), case_name);
 
-/// Means that come down by another codec: of other granules, with and without memory and state, of
-/// varying length, a vote. Each goes up and comes down in two pairs; the weekly tier crosses all.
-/// Some meet two and four ranks, 16 bits, and short sends.
+/// Means that come down by another codec: other granules, with and without memory and state,
+/// varying length, a vote. Each is used up and down in two pairs; the weekly tier crosses all. Some
+/// are run with two and four ranks, 16 bits, and short sends.
 std::vector<Case> ways_down() {
   std::vector<std::string> specs{
       "none",   "fp16",    "int8:block=64",    "3lc:s=1.75",        "topk:ratio=0.1",
@@ -424,7 +424,7 @@ std::vector<Case> memories() {
 /// rank but one: heads of other tasks, experts without tokens, ranks that have run out of data.
 class Absent : public OracleTest {
  protected:
-  /// What ranks hold of each element of the model, an owner's residual counting for all.
+  /// What ranks hold of each element of the model, where an owner's residual stands for all.
   std::vector<double> held() {
     std::vector<double> sum(whole_.elements);
     for (uint32_t r = 0; r < ranks_.world(); ++r) {
@@ -478,7 +478,7 @@ TEST_P(Absent, RanksWithoutGradientLoseAndOweNothing) {
   if (!conserves(GetParam().spec) || !(down.empty() || conserves(down)))
     return;  // these are the oracle's alone
   const auto left = held();
-  // What an engine adds as 16 bits is rounded.
+  // Sums of 16-bit lanes are rounded by the engine.
   const bool half = GetParam().strategy == StrategyKind::native_sum &&
                     (GetParam().spec.starts_with("fp16") || GetParam().spec.starts_with("bf16"));
   const double most = size_ * (half ? 0x1p-8 : 0x1p-18);

@@ -247,7 +247,7 @@ std::vector<Floats> held(Ranks& ranks, const Trainer& trainer, uint32_t rank) {
   return all;
 }
 
-/// What a rank pushes to itself is not encoded, but its residual is looked at all the same.
+/// What a rank pushes to itself is not encoded; its residual is checked all the same.
 TEST(OwnerTurn, UnusableResidualOfOwnRangeIsReset) {
   Ranks ranks(setup_of("3lc", 2));
   std::deque<Trainer> trainers;
@@ -461,7 +461,7 @@ TEST(OwnerTurn, Bf16ReplicasStayEqualAndFollowMasters) {
   }
 }
 
-/// Of every place in a step where a program may stop: before a push and behind a pull.
+/// Every point of a step where a program may stop: before a push and after a pull.
 TEST(OwnerTurn, ResumedRunContinuesBitForBit) {
   const auto setup = setup_of("3lc", 3);
   Ranks ranks(setup);

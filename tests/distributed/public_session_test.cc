@@ -46,7 +46,8 @@ Made make(Engine& engine, const std::string& spec, const std::string& plan = "au
   return PublicSession::create(spec, kModel, engine, options);
 }
 
-/// Multiplies float32 lanes itself from so many bytes on, and counts the sums for which it did.
+/// Multiplies float32 lanes itself from this number of bytes on, and counts the sums for which it
+/// did.
 class Scaling final : public Engine {
  public:
   Scaling(Engine& engine, uint64_t from) : engine_(&engine), from_(from) {}
@@ -152,13 +153,13 @@ std::vector<Case> cases() {
 }
 INSTANTIATE_TEST_SUITE_P(All, SessionOnEngine, testing::ValuesIn(cases()));
 
-/// The number behind a key of a line of JSON; -1: it is not there.
+/// The number after a key in a line of JSON; -1: missing.
 double number_in(const std::string& json, const std::string& key) {
   const std::size_t at = json.find('"' + key + "\": ");
   return at == std::string::npos ? -1 : std::stod(json.substr(at + key.size() + 4));
 }
 
-/// What laws decide by.
+/// The quantities on which policies decide.
 TEST(PublicSession, EveryRankReportsNetworkTime) {
   for (const uint32_t window : {1U, 2U}) {
     LoopbackHub hub(2);
@@ -181,7 +182,7 @@ TEST(PublicSession, EveryRankReportsNetworkTime) {
   }
 }
 
-/// Refuses what would be sent once it is told to.
+/// Refuses the messages that it is set to refuse.
 class Silent final : public Engine {
  public:
   explicit Silent(Engine& engine) : engine_(&engine) {}
@@ -208,7 +209,8 @@ TEST(PublicSession, EngineFailureDuringSubmitFailsEveryWait) {
     auto mine = gradients(2, kElements, 0)[r];
     ASSERT_TRUE((*session)->average(0, mine));
     engine.is_silent = true;
-    const std::vector<uint32_t> first{0}, second{1};  // a long bucket, whose batch fails at once
+    // a long bucket, whose batch fails immediately
+    const std::vector<uint32_t> first{0}, second{1};
     const uint64_t count = kModel[0].count();
     (void)(*session)->submit(1, {std::span(mine).first(count), first});
     (void)(*session)->submit(1, {std::span(mine).subspan(count, kModel[1].count()), second});
@@ -250,7 +252,7 @@ TEST(OneRank, GradientsPassThroughAndNothingIsSent) {
   }
 }
 
-/// What a release has saved that compressed alone: residuals, and the size of its parts.
+/// State saved by a release that compressed alone: residuals, and the size of its parts.
 TEST(OneRank, StateOfCompressedRunLoads) {
   LoopbackHub hub(1);
   const Made session = make(hub.engine(0), "topk:ratio=0.1");
@@ -438,7 +440,7 @@ TEST(PublicSession, SetWaitsForResiduals) {
       EXPECT_NE(session->explain().find("\"since_step\": 14"), std::string::npos);
       ASSERT_TRUE(session->set({.spec = "topk:ratio=0.01"}));
       ASSERT_TRUE(step(15));
-      // What comes after it takes its place.
+      // The next one takes its position.
       ASSERT_TRUE(session->set({.spec = "bf16"}));
       ASSERT_TRUE(step(16));
       ASSERT_TRUE(session->set({.spec = "topk:ratio=0.02"}));
@@ -449,7 +451,7 @@ TEST(PublicSession, SetWaitsForResiduals) {
   }
 }
 
-/// What one rank alone asks for, just when residuals are out, decides nothing.
+/// A request of one rank alone, just when residuals are sent, decides nothing.
 TEST(PublicSession, FlushOfOneRankDoesNotDelaySetOfAll) {
   LoopbackHub hub(2);
   std::vector<std::vector<float>> last(2);
@@ -529,7 +531,7 @@ TEST(PublicSession, SetWaitsForParameterWithoutGradient) {
   });
 }
 
-/// The step that hears of it is averaged all the same.
+/// The step that receives the report is averaged all the same.
 TEST(PublicSession, DifferentPendingSettingsFailInStepAfterRelease) {
   LoopbackHub hub(2);
   std::vector<std::vector<float>> last(2);
@@ -789,7 +791,7 @@ TEST(PublicSession, ForeignStateIsRefusedAndChangesNothing) {
       damaged[at] ^= 4;
       EXPECT_EQ(refusal(*session, damaged), Errc::state_corrupt) << at;
     }
-    // Whatever the checksum says: something behind the end, a value that is not finite,
+    // Refused although the checksum is right: bytes after the end, a value that is not finite,
     // reserved bytes that are not 0.
     const auto sealed = [](std::vector<uint8_t> body) {
       const uint64_t checksum = hash64(body);
@@ -804,7 +806,8 @@ TEST(PublicSession, ForeignStateIsRefusedAndChangesNothing) {
     EXPECT_EQ(refusal(*session, sealed(body)), Errc::ok);
     EXPECT_EQ(refusal(*session, sealed(longer)), Errc::state_corrupt);
     EXPECT_EQ(refusal(*session, sealed(infinite)), Errc::state_corrupt);
-    // Of the head, and of the last entry: before its name, "state/flush", and its two values.
+    // Offsets in the head and in the last entry: before its name, "state/flush", and its two
+    // values.
     for (const size_t reserved : {size_t{52}, body.size() - 2 * sizeof(float) - 11 - 4}) {
       auto other = body;
       ASSERT_EQ(load<uint32_t>(other.data() + reserved), 0U);

@@ -37,7 +37,7 @@ class Draw {
   std::normal_distribution<float> normal_;
 };
 
-/// Of a codec: default, ends, words, something in the middle.
+/// Settings of a codec: default, both ends, words, something in the middle.
 std::string random_spec(Draw& draw, const CodecTable& codec) {
   std::string text(codec.info.name);
   char separator = ':';
@@ -183,7 +183,7 @@ class Run {
     return mean;
   }
 
-  /// By element: the sum of what ranks hold, and of its magnitudes.
+  /// For each element, the sum of what ranks hold, and of its magnitudes.
   std::vector<double> residuals(std::vector<double>& magnitude) {
     std::vector<double> sum(layout_.elements);
     magnitude.assign(layout_.elements, 0);
@@ -240,8 +240,8 @@ class Run {
       EXPECT_EQ(ranks_->session(r).stats().counters.residual_resets, 0);
   }
 
-  /// What 16 bits may round off in a step, of the magnitudes: a mean that a bucket has as such, and
-  /// each of the engine's additions of such lanes or of a bucket on its way out uncompressed.
+  /// Rounding of 16 bits in a step, relative to the magnitudes: of a mean that a bucket has as
+  /// such, and of each of the engine's additions of such lanes or of an uncompressed bucket.
   [[nodiscard]] double narrow() const {
     double unit = 0;
     if (plan_.dtype != DType::f32) unit = unit_of(plan_.dtype);

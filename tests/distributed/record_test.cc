@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a session records under made-up clocks: a replay of it has the same bits, whole or killed
-// and resumed; and trouble with the file, which is none of the training.
+// What a session records under simulated clocks: a replay of it has the same bits, whole or killed
+// and resumed; errors of the file leave training unaffected.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -41,7 +41,7 @@ void write_file(const std::string& file, const std::string& text) {
 
 double changing(uint64_t step) { return step / 15 % 2 == 0 ? 1e6 : 1e5; }
 double constant(uint64_t /*step*/) { return 3e6; }
-/// Whose clock is none in some steps.
+/// A clock that is missing in some steps.
 double with_gaps(uint64_t step) {
   return step % 7 == 3 ? std::numeric_limits<double>::quiet_NaN() : changing(step);
 }
@@ -150,7 +150,7 @@ TEST_P(Replayed, KilledReplayResumes) {
     killed->steps(0, stop);
     Clocked saved(with("replay:" + record), constant);
     saved.load(*killed);
-    killed->steps(stop, stop + 3);  // its record goes on behind the saved state
+    killed->steps(stop, stop + 3);  // its record continues after the saved state
     killed.reset();
     const std::string elsewhere = record + ".copy";
     write_file(elsewhere, text_of(record));
@@ -224,7 +224,7 @@ INSTANTIATE_TEST_SUITE_P(
              (std::get<2>(of.param)[0] == 'd' ? "dc2" : "schedule");
     });
 
-/// With a rule that has a law of its own.
+/// With a rule that has a policy of its own.
 test::Setup with(const std::string& control, const std::string& of_rule,
                  const std::string& record) {
   test::Setup made = setup("topk:ratio=0.05", StrategyKind::gather_all, control, record);
@@ -245,7 +245,7 @@ TEST(Records, RulesAreRecordedSeparately) {
   expect_same(means, half.steps(0, 40), "the call's alone");
 }
 
-/// What a run saved is gone on with by the record of the same run alone.
+/// Only the record of the same run continues a saved run.
 TEST(Records, StateOfAnotherRunIsRefused) {
   const std::string record = new_file("state.jsonl"), other = new_file("other_state.jsonl");
   const auto with = [](const std::string& control, const std::string& file = "") {
@@ -290,7 +290,7 @@ TEST(Records, ReplayOfOneRuleContinuesFromSavedState) {
   EXPECT_FALSE(other.session(0).begin_step(20));
 }
 
-/// What another law would have done on a run that none has moved.
+/// What another policy would have done on a run that no policy has changed.
 TEST(Records, RunWithoutPolicyRecordsReports) {
   const std::string record = new_file("fixed.jsonl");
   Clocked plain(setup("topk:ratio=0.1", StrategyKind::gather_all, ""), changing);
@@ -316,7 +316,7 @@ TEST(Records, RunWithoutPolicyRecordsReports) {
   EXPECT_EQ(fixed.session(1).recorder(), nullptr);
 }
 
-/// What is missing is null, and holds laws as it did.
+/// A missing value is null, and policies hold as before.
 TEST(Records, MissingReportsAreRecorded) {
   const std::string record = new_file("gaps.jsonl");
   Clocked first(setup("topk:ratio=0.05", StrategyKind::two_shot, "dc2:deadline_ms=20", record),
@@ -329,7 +329,7 @@ TEST(Records, MissingReportsAreRecorded) {
   expect_same(means, replay.steps(0, 48), "replayed");
 }
 
-/// In a step that failed nobody was heard.
+/// In a step that failed no report was received.
 TEST(Records, FailedStepsAreRecorded) {
   const std::string record = new_file("failed.jsonl");
   Clocked run(setup("topk:ratio=0.05", StrategyKind::gather_all, "aimd", record), changing);
@@ -355,7 +355,7 @@ TEST(Records, ServerSumsAreRecorded) {
   EXPECT_EQ(read->parts.at(0).steps.back().reports.size(), kWorld);
 }
 
-/// A session that is over keeps nobody from going on with its record.
+/// A session that has ended does not prevent another from continuing its record.
 TEST(Records, RecordEndsWithEngine) {
   const std::string record = new_file("engine.jsonl");
   Clocked run(setup("topk:ratio=0.1", StrategyKind::gather_all, "", record), changing);
@@ -463,7 +463,7 @@ TEST(Records, UnreplayableRecordIsRefusedWithItsLine) {
   EXPECT_EQ(refused(replay), named + "line 1: the record is empty");
 }
 
-/// By what is in the file: every rank reads its own.
+/// Ranks continue by the contents of the file: every rank reads its own.
 TEST(Records, RanksReplaySameDecisions) {
   const std::string one = new_file("one.jsonl"), two = new_file("two.jsonl"),
                     copy = new_file("copy");

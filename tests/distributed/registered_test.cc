@@ -64,8 +64,8 @@ TEST(Registered, CodecOutputIsSentAndRestKept) {
   for (const Even& even : job.even) EXPECT_LE(even.plans, 4U) << "three shapes, and that of a look";
 }
 
-/// What goes wrong on one rank, and what every rank hears. With feedback a rank decodes its own
-/// payload before it sends it.
+/// Errors on one rank, and what every rank reports. With feedback a rank decodes its own payload
+/// before it sends it.
 using Case = std::tuple<Fault, const char*, const char*>;
 class FailingCodec : public testing::TestWithParam<Case> {};
 
@@ -125,7 +125,7 @@ TEST(Registered, UndecodablePayloadIsErrorOnAllRanks) {
   setup.codec = [&](uint32_t r) {
     laconic_codec_table table = job.even[r].table();
     if (r == 2) table.encode = &Short::encode;
-    table.feedback = LACONIC_FEEDBACK_OFF;  // else that rank's own decode tells it
+    table.feedback = LACONIC_FEEDBACK_OFF;  // otherwise that rank's own decode reports it
     return table;
   };
   Ranks group(setup);

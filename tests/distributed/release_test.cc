@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// An engine that fails while residuals go out, by a law on its way to float32 or a flush: in the
-// step before the first part, in each part, and behind the last. Every element is counted in
-// double beside the sessions: what came in was delivered, or is kept.
+// An engine that fails while residuals are sent, by a policy on its way to float32 or a flush: in
+// the step before the first part, in each part, and after the last. Every element is counted in
+// double outside the sessions: what came in was delivered, or is kept.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct Case {
   const char* of_a;  ///< the spec of a.weight, which stays compressed; null: the call's, and turns
 };
 
-/// What the engine leaves where it fails.
+/// What a failed engine leaves in the receive buffers.
 void spoil(std::span<Step> batch) {
   for (const Step& step : batch) {
     if (step.kind == StepKind::all_reduce) {
@@ -54,7 +54,7 @@ void spoil(std::span<Step> batch) {
 /// Three buckets a step, `ahead` of them in flight at a time, in turns.
 class Group {
  public:
-  /// Under the law, or where a flush is to be asked for before step `flush_at` without one.
+  /// Under the policy, or without one, where a flush is requested before step `flush_at`.
   Group(const Case& of, uint32_t ahead, uint64_t flush_at = kNever)
       : ahead_(ahead), flush_at_(flush_at), hub_(kWorld, std::chrono::seconds(60)) {
     const std::string law = flush_at == kNever ? "dc2:deadline_ms=20,max=0.011" : "";
@@ -103,11 +103,10 @@ class Group {
     return outcomes[0].batches;
   }
 
-  /// A gradient that came in takes part in at most 9 + world operations of float32 in a step: on
-  /// its way into the residual, out of it (a share, what leaves, what stays, or an encoding), by a
-  /// rounded 1/world, in the sum over ranks, in an owner's residual and back. Each is off by at
-  /// most 2^-24 of its result, which is no larger than what was there before, came in, went out and
-  /// is there behind it, together.
+  /// A gradient takes part in at most 9 + world operations of float32 in a step: into the residual,
+  /// out of it (a share, what leaves, what stays, or an encoding), by a rounded 1/world, in the sum
+  /// over ranks, in an owner's residual and back. Each is off by at most 2^-24 of its result, which
+  /// is no larger than what was there before, came in, was sent and is there afterwards, together.
   void expect_balance(const std::string& what) {
     const double bound = (9 + kWorld) * 0x1p-24;
     const auto kept = residuals(false);
@@ -197,7 +196,7 @@ class Group {
     }
   }
 
-  /// What has no residual, the small parameter, goes with the bucket that failed.
+  /// The small parameter, which has no residual, is lost with the bucket that failed.
   void count(size_t b, uint64_t step, const Outcome& outcome) {
     const auto all = given(step, b);
     const auto mean = exact_mean(all);
@@ -218,7 +217,7 @@ class Group {
     }
   }
 
-  /// In units of the mean: of all ranks their mean, an owner's as it is.
+  /// In units of the mean: the mean of all ranks' residuals, an owner's unchanged.
   [[nodiscard]] ByBucket residuals(bool magnitudes) const {
     std::map<std::string, std::pair<size_t, uint64_t>> place;
     ByBucket sum;
@@ -256,7 +255,7 @@ class Group {
 
 class Release : public testing::TestWithParam<Case> {
  protected:
-  /// In each batch of the steps from the one before `first` to the one behind `last`.
+  /// In each batch of the steps from the one before `first` to the one after `last`.
   static void lose_in_each(uint32_t ahead, uint64_t flush_at, uint64_t first, uint64_t last,
                            const std::vector<uint32_t>& batches) {
     for (uint64_t step = first - 1; step <= last + 1; ++step) {
@@ -304,7 +303,7 @@ TEST_P(Release, EngineFailureDuringReleaseLosesNothing) {
   }
 }
 
-/// A flush is heard in the step behind the call, and goes out from the next one on.
+/// A flush is reported in the step after the call, and is sent from the next one on.
 TEST_P(Release, EngineFailureDuringFlushLosesNothing) {
   constexpr uint64_t kAt = 3;
   for (const uint32_t ahead : {1U, 3U}) {

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Reports on their way through exchanges: all ranks hear what all ranks said, and gradients, rounds
-// and the bytes of an exchange without reports are what they were.
+// Reports in exchanges: all ranks receive what all ranks sent, and gradients, rounds and the bytes
+// of an exchange without reports are unchanged.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -91,7 +91,7 @@ class Exchanges {
   }
 
   using Buffers = std::vector<std::vector<float>>;
-  /// `own`: null, or every rank's. Gives what every rank heard.
+  /// `own`: null, or every rank's. Returns what every rank received.
   std::vector<std::vector<Report>> step(Buffers& buffers, uint64_t step,
                                         const std::vector<OwnReport>* own) {
     std::vector<std::vector<Report>> heard(ranks_.size());
@@ -118,7 +118,7 @@ class Exchanges {
   [[nodiscard]] const collective::Counters& counters(uint32_t r) const {
     return ranks_[r]->counters;
   }
-  /// The first rank that was heard last.
+  /// The first rank whose report came last.
   [[nodiscard]] uint32_t first() const { return first_; }
   [[nodiscard]] uint64_t elements() const { return layout_.elements; }
 
@@ -238,7 +238,7 @@ std::string name_of(const testing::TestParamInfo<Case>& info) {
 INSTANTIATE_TEST_SUITE_P(All, Reports, testing::ValuesIn(kWays), name_of);
 
 TEST(ReportsUnderAQuorum, ExcludedRankIsMissing) {
-  // Of every granule, and of the last alone: reports have one of their own.
+  // Rank 1 is left out of every granule, then of the last alone: reports have one of their own.
   for (const uint64_t from : {0U, 25U}) {
     const LeavesOut rank_1 = [&](uint32_t rank, uint64_t exchange, uint64_t granule) {
       return rank == 1 && exchange == 1 && granule >= from;

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Several specs in one model: a bucket takes a leg for each strategy in it, in one batch, and is
-// delivered whole or not at all. What a parameter gets is what a session of that spec alone gives
-// it, whose oracle is oracle_test.cc.
+// Several specs in one model: a bucket uses every strategy that its parameters need, in one batch,
+// and is delivered whole or not at all. A parameter gets what a session of its spec alone gives it,
+// whose oracle is oracle_test.cc.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -97,7 +97,7 @@ TEST_P(Rules, EveryParameterGetsResultOfItsSpec) {
       }
     }
   }
-  // What each rank remembers, too.
+  // State that each rank keeps, too.
   for (size_t s = 0; s < singles.size(); ++s) {
     for (uint32_t r = 0; r < world(); ++r) {
       for (const auto& theirs : singles[s]->session(r).active().store.entries()) {
@@ -137,7 +137,8 @@ TEST_P(Rules, BucketsChangeNoValue) {
       }
       for (const auto& result : two.exchange(bucket, parts, step)) ASSERT_TRUE(result);
       for (const uint32_t p : bucket.parameters) {
-        // What no codec takes is added by whatever leg is there: the same sum, rounded elsewhere.
+        // Parameters without a codec are added by any strategy that is there: the same sum, rounded
+        // elsewhere.
         const bool raw = p == kBias || p == kNorm || p == kHead;
         const auto a = of(all[0], whole, p);
         const auto b = of(parts[0], bucket, p);
@@ -173,7 +174,7 @@ TEST_P(Rules, PartsAreSentTogether) {
   for (uint32_t r = 0; r < world(); ++r) EXPECT_EQ(sizes[r], expected);
 }
 
-/// In each leg in turn.
+/// In each strategy in turn.
 TEST_P(Rules, NonFiniteGradientSendsWholeBucketUncompressed) {
   for (const uint32_t bad : {kEmbed, kFc1, kFc2, kFc3}) {
     Ranks group(setup());
@@ -211,7 +212,7 @@ TEST_P(Rules, NonFiniteGradientSendsWholeBucketUncompressed) {
   }
 }
 
-/// The engine fails in the first batch, and in the second, when topk's leg is delivered already.
+/// The engine fails in the first batch, and in the second, when topk's part is already delivered.
 TEST_P(Rules, LostPeerLosesNothingOfAnyPart) {
   for (const uint32_t batch_of_failure : {0U, 1U}) {
     Ranks group(setup());
@@ -265,8 +266,8 @@ TEST_P(Rules, FailureOfOneRankGivesSameMessageOnAll) {
   for (const auto& result : group.exchange(layout, buffers, 2)) EXPECT_TRUE(result);
 }
 
-/// Damage that one rank alone sees, in topk's leg, while two_shot has a round to go: all hear of it
-/// there, and every rank still has its gradient.
+/// Damage that one rank alone sees, in topk's part, while two_shot has one more round: all ranks
+/// receive the error there, and every rank still has its gradient.
 TEST_P(Rules, FailureInOnePartIsReportedByOthers) {
   Ranks group(setup());
   const Layout layout = back_to_back(model(), kAll);

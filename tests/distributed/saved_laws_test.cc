@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Saved state of laws, and of a flush, that lies on one rank alone: ranks would decide otherwise,
-// some steps later. All are told in the first exchange.
+// Saved state of policies, and of a flush, that differs on one rank: ranks would decide differently
+// some steps later. All of them fail in the first exchange.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -111,7 +111,7 @@ TEST_P(SavedLaws, StateOnOneRankOnlyIsRefusedByAll) {
     ++differ;
     disagree += code == Errc::ranks_disagree ? 1 : 0;
     same += code == Errc::ok ? 1 : 0;
-    // What no law can have left is that rank's own failure.
+    // State that no policy can have left is that rank's own failure.
     EXPECT_TRUE(code == Errc::ranks_disagree || code == Errc::ok || code == Errc::peer_failed) << i;
   }
   EXPECT_GE(disagree, 2U);
@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(std::get<1>(of.param).name) + "_" + std::to_string(std::get<0>(of.param));
     });
 
-/// Layouts that ranks know already: bundles tell.
+/// Layouts that ranks know already: bundles carry the error.
 struct Running : testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(
     SavedLaws, Running,
@@ -165,7 +165,7 @@ TEST_P(Running, RanksAreInformedOfLoadOrDamage) {
     control::words_to_floats(words, laws);
     if (damaged) laws[5] = 0.5F;
     const Errc code = told(group, GetParam().early, GetParam().name);
-    // In two_shot an owner has it, and tells the others.
+    // In two_shot an owner has it, and reports it to the others.
     EXPECT_TRUE(code == Errc::peer_failed || (code == Errc::ranks_disagree && !damaged));
   }
 }

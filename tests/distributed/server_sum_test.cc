@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What an aggregator adds: as long as everybody is in every sum, codes give the same bits as over
-// the engine's own integers; and what becomes of a rank that is not. fixed_point_test.cc has the
-// small parameters.
+// What an aggregator adds: while all ranks are in every sum, quantized values give the same bits as
+// over the engine's own integers; and how a rank that is not in it recovers. fixed_point_test.cc
+// has the small parameters.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ const std::vector<Parameter>& model() {
 }
 constexpr uint64_t kElements = 50 * 60 + 50 + 33 * 71 + 33;
 
-/// What the codec takes bit for bit; small parameters, which are fixed point on the way to a
+/// Values that the codec transmits exactly; small parameters, which are fixed point on the way to a
 /// server, to its accuracy: half of 2^-18 of the largest magnitude.
 void expect_equal_means(const Floats& a, const Floats& b) {
   uint64_t at = 0;

@@ -31,7 +31,7 @@ const std::vector<Parameter>& model() {
 }
 const std::vector<uint32_t> kAll{3, 2, 1, 0};
 
-/// As a driver has it: every rank prepares its change, tells its card, and ends with all cards.
+/// As a driver does it: every rank prepares its change, reports its card, and ends with all cards.
 std::vector<Result<void>> set_each(Ranks& group, const std::vector<Change>& changes) {
   std::vector<uint8_t> cards(group.world() * session::kAgreementBytes);
   std::vector<Result<void>> results(group.world());
@@ -56,7 +56,7 @@ std::string set(Ranks& group, const Change& change) {
   return results[0] ? "" : results[0].error().message;
 }
 
-/// What went in, came out, and is remembered, by element of the layout.
+/// For each element of the layout, what went in, came out, and is kept.
 class Books {
  public:
   Books(Ranks& group, std::vector<Layout> buckets) : group_(&group), buckets_(std::move(buckets)) {
@@ -146,7 +146,8 @@ class Books {
   uint64_t step_ = 0;
 };
 
-/// Sets; where residuals have no place, all ranks hear it, and set again when they have gone out.
+/// Sets; where residuals cannot be carried over, all ranks receive that, and set again when the
+/// residuals have been sent.
 void set_behind_residuals(Ranks& group, Books& books, const Change& change, bool flushes) {
   const std::string refused = set(group, change);
   EXPECT_EQ(refused.find("has a residual that must be sent first") != std::string::npos, flushes)
@@ -291,7 +292,7 @@ void copy_state(Ranks& from, Ranks& to) {
   }
 }
 
-/// A state that was saved behind a change is that of a session made with these settings.
+/// A state that was saved after a change equals that of a session made with these settings.
 TEST(Set, SavedStateMatchesNewSettings) {
   std::vector<Rule> rules{rule("b.*", "powersgd:rank=3")};
   rules[0].control = "fixed";
@@ -350,7 +351,7 @@ TEST(Set, PowerSgdKeepsColumnsSharedByBothRanks) {
   ASSERT_NO_FATAL_FAILURE(books.balance());
 }
 
-/// Of another codec, and of the codec with fields that no law moves, nothing stays.
+/// Nothing is kept for another codec, or for the codec with fields that no policy changes.
 TEST(Set, OtherCodecStateRestarts) {
   const auto first_of = [](const std::string& spec) {
     Ranks made(setup({spec}, 2));
@@ -371,7 +372,7 @@ TEST(Set, OtherCodecStateRestarts) {
   EXPECT_TRUE(same_bits(state_of(group, "a.weight"), first_of("sidco:ratio=0.05,law=gp")));
 }
 
-/// What the same range of a mean leaves over stays with its owner; of another one it joins the
+/// The residual of the same range of a mean stays with its owner; that of another range joins the
 /// owner's own residual.
 TEST(Set, OwnersKeepResidualsOfTheirRanges) {
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 3));
@@ -397,7 +398,7 @@ TEST(Set, OwnersKeepResidualsOfTheirRanges) {
 
 // ---- all ranks or none ----
 
-/// A set that failed is as if nobody had asked.
+/// A set() that failed has no effect.
 void expect_untouched(const std::vector<Change>& changes, const std::string& says) {
   const Case of{"3lc", StrategyKind::two_shot};
   Ranks group(setup(of, 2)), never(setup(of, 2));
@@ -481,7 +482,7 @@ TEST(Set, AggregationServerKeepsItsSettings) {
   }
 }
 
-/// A rank that missed a change is told at once, though its texts are the same.
+/// A rank that missed a change fails immediately, though its texts are the same.
 TEST(Set, OtherVersionsAreRefused) {
   Ranks group(setup({"3lc", StrategyKind::gather_all}, 2));
   Books books(group, {back_to_back(model(), kAll)});
@@ -510,7 +511,7 @@ TEST(Set, OtherVersionsAreRefused) {
 
 // ---- residuals go out first ----
 
-/// As by a flush that every rank asked for.
+/// The same as a flush that every rank requested.
 TEST(Set, ResidualsWithoutNewPositionAreSentFirst) {
   const std::vector<Rule> rules{rule("b.*", "bf16")};
   for (const Change& change :
@@ -525,7 +526,7 @@ TEST(Set, ResidualsWithoutNewPositionAreSentFirst) {
     ASSERT_FALSE(results[0]);
     EXPECT_EQ(results[0].error().code, Errc::residuals_left) << results[0].error().message;
     EXPECT_NE(results[0].error().message.find("weight has a residual"), std::string::npos);
-    EXPECT_EQ(group.session(1).stats().flush_steps_left, 10U);  // nobody reports
+    EXPECT_EQ(group.session(1).stats().flush_steps_left, 10U);  // no rank reports
     ASSERT_TRUE(flushed.session(1).flush(10));
     for (int step = 0; step < 10; ++step) {
       ASSERT_NO_FATAL_FAILURE(books.steps(1));
@@ -542,7 +543,7 @@ TEST(Set, ResidualsWithoutNewPositionAreSentFirst) {
   }
 }
 
-/// In as many steps as they are larger than the gradients, where ranks report it.
+/// In a number of steps that is the ratio of residuals to gradients, where ranks report it.
 TEST(Set, ReportsSetNumberOfReleaseSteps) {
   test::Setup made = setup({"topk:ratio=0.001", StrategyKind::gather_all}, 2);
   made.reports = true;
@@ -606,7 +607,7 @@ TEST(Set, FlushInProgressContinues) {
   ASSERT_NO_FATAL_FAILURE(books.balance());
 }
 
-// ---- what is told ----
+// ---- what is reported ----
 
 TEST(Set, ExplainAndStatsReportSet) {
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
@@ -635,7 +636,8 @@ TEST(Set, ExplainAndStatsReportSet) {
   EXPECT_EQ(group.session(0).stats().setting_changes, 3U);
 }
 
-/// Of another configuration; what was reported about the last step before the change moves nothing.
+/// Reports of another configuration; what was reported about the last step before the change
+/// changes nothing.
 TEST(Set, SetStartsNewPartOfRecord) {
   test::Setup made = setup({"topk:ratio=0.05", StrategyKind::gather_all}, 2);
   made.control = "schedule:0=0.05,3=0.1";
@@ -727,7 +729,7 @@ TEST(BeginStep, BeginWaitsForExchangesOfPreviousStep) {
   EXPECT_FALSE(group.session(0).begin_step(1));
 }
 
-/// The first bucket of the step tells the other ranks what it met.
+/// The first bucket of the step reports to the other ranks what it met.
 TEST(BeginStep, ErrorIsReportedOnAllRanks) {
   test::Setup made = setup({"topk:ratio=0.05", StrategyKind::gather_all}, 2);
   made.control = "schedule:0=0.05,3=0.2";

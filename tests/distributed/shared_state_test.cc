@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Codec state of codecs whose lanes add up: the same on all ranks, or the ranks are told.
+// State of codecs whose lanes add up: the same on all ranks, or all ranks fail.
 #include <gtest/gtest.h>
 
 #include "support/ranks.h"

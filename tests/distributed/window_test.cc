@@ -31,7 +31,7 @@ constexpr uint32_t kLong = 2;  // of kBuckets
 constexpr auto kPatience = std::chrono::seconds(60);
 
 /// Three of twelve buckets are long, two are too small to be compressed (b). In a window of 2 the
-/// first long ones meet, and behind the third the limit of all is reached.
+/// first long ones meet, and after the third the limit of all is reached.
 std::pair<std::vector<Parameter>, std::vector<std::vector<uint32_t>>> mixed() {
   std::vector<Parameter> model;
   std::vector<std::vector<uint32_t>> buckets;
@@ -61,8 +61,8 @@ size_t ended_after(const std::vector<Layout>& layouts, size_t i, uint32_t window
   return n;
 }
 
-/// Waits a moment of its own before every batch, fails for good at call `at`, and writes down what
-/// was started and what was waited for.
+/// Waits a random moment before every batch, fails for good at call `at`, and records what was
+/// started and what was waited for.
 class Observed final : public Engine {
  public:
   Observed(Engine& engine, uint32_t seed, int64_t at = -1, LoopbackHub* hub = nullptr)
@@ -191,8 +191,8 @@ TEST_P(Windows, BitsMatchSerialExchangeForAnyDelayOfRanks) {
   });
   EXPECT_EQ(started[1], started[0]);
   EXPECT_EQ(started[2], started[0]);
-  // The rule, written again: first batches in order; behind each, what is left of the oldest ones
-  // that leave no place for one more.
+  // The rule, written a second time: first batches in order; after each, the rest of the oldest
+  // ones until one more fits.
   std::map<uint32_t, uint32_t> batches;
   for (const auto& [exchange, batch] : started[0]) ++batches[exchange];
   Observed::Started rule;
@@ -228,7 +228,7 @@ INSTANTIATE_TEST_SUITE_P(
 const std::vector<Parameter> kShortModel(kModel.begin(), kModel.end() - 1);
 const std::vector<std::vector<uint32_t>> kShortBuckets{{5, 4}, {3}, {2}, {0, 1}};
 
-/// By parameter: a rank's own residual and, where it owns a range, world times the owner's.
+/// For each parameter: a rank's own residual and, where it owns a range, world times the owner's.
 std::vector<std::vector<double>> memory_of(const Session& session, uint32_t world) {
   std::vector<std::vector<double>> all;
   for (const Parameter& p : kShortModel) all.emplace_back(p.count(), 0.0);
@@ -385,8 +385,7 @@ TEST(Window, BucketsThatDoNotFitAreRefused) {
   }
 }
 
-/// As many as may be in flight at once are told that this rank cannot bring its bucket, each by an
-/// exchange of its own.
+/// All exchanges that may be in flight report that this rank cannot bring its bucket.
 TEST(Window, EveryShortExchangeInFlightMayReportFailure) {
   std::vector<Parameter> eight;
   for (int i = 0; i < 8; ++i) eight.push_back({"p" + std::to_string(i), 100, 1});
@@ -406,7 +405,8 @@ TEST(Window, EveryShortExchangeInFlightMayReportFailure) {
   EXPECT_EQ(exchanges.size(), 8U);
 }
 
-/// By the session itself, however it is driven: `begins`, s or L each, and which it refuses.
+/// The session itself enforces it, however it is driven: `begins`, s or L each, and which it
+/// refuses.
 TEST(Window, LongExchangesFillWindowAndShortOnesTheRest) {
   struct Begins {
     uint32_t window;

@@ -20,8 +20,8 @@
 namespace laconic::test {
 namespace {
 
-/// Sizes that 8 does not divide, rows and columns that it does not either; one that is raw, one
-/// that is empty, and one of which two_shot cannot give every owner a part.
+/// Sizes that 8 does not divide, also for rows and columns; one that is uncompressed, one that is
+/// empty, and one of which two_shot cannot give every owner a part.
 const std::vector<Parameter> kRaggedModel{{"fc.weight", 31, 37}, {"fc.bias", 61, 1},
                                           {"norm", 13, 1},       {"odd", 521, 1},
                                           {"none", 0, 7},        {"head.weight", 9, 23}};

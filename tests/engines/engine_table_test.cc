@@ -64,7 +64,7 @@ class Faulty final : public Engine {
     if (fault_ == Fault::flipped_byte && step.kind == StepKind::all_gather && rank() == 1 &&
         step.recv_counts[0] > 100)
       step.recv[step.recv_offsets[0] + 90] ^= 1;
-    // What engines' own sums may be: one unit in the last place, the same on all ranks, or not.
+    // Sums of engines may be off by one unit in the last place, the same on all ranks, or not.
     if ((fault_ == Fault::last_place || (fault_ == Fault::sums_not_alike && rank() == 0)) && sum)
       step.recv[0] ^= 1;
   }
@@ -92,7 +92,7 @@ TEST(EngineTableItself, TableDetectsFaults) {
   EXPECT_FALSE(with(Faulty::Fault::sums_not_alike, false).passed());
 }
 
-/// Sessions of a stride, beginning with the first; all raw steps.
+/// Sessions of a stride, beginning with the first; all bare steps.
 TEST(EngineTableItself, TableTakesEveryNthSession) {
   if (kOnlyDefaults) GTEST_SKIP() << "of threads it says nothing";
   const auto with_stride = [](uint32_t stride) {

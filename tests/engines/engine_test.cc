@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // What every engine has to do: the loopback, one that only moves messages, and both with batches on
-// a thread of their own.
+// their own thread.
 #include "laconic/engine.h"
 
 #include <gtest/gtest.h>
@@ -199,8 +199,8 @@ TEST(Loopback, MismatchedMessagesAreErrorOnEveryRank) {
   using List = std::vector<Message>;
   uint8_t byte = 0, room[2] = {};
   const std::array<std::array<List, 2>, 5> wrong{{
-      {{{{1, &byte, 1, nullptr, 0}}, {}}},                          // nobody receives it
-      {{{{1, nullptr, 0, room, 1}}, {}}},                           // nobody sends it
+      {{{{1, &byte, 1, nullptr, 0}}, {}}},                          // no rank receives it
+      {{{{1, nullptr, 0, room, 1}}, {}}},                           // no rank sends it
       {{{{1, &byte, 1, nullptr, 0}}, {{0, nullptr, 0, room, 2}}}},  // exact sizes
       {{{{1, &byte, 1, nullptr, 0}, {1, &byte, 1, nullptr, 0}},
         {{0, nullptr, 0, room, 1}}}},    // twice
@@ -304,7 +304,7 @@ TEST(Tickets, TicketsAreBoundedAndReused) {
   EXPECT_EQ(engine.runs, 2 * static_cast<int>(kMaxTickets));
 }
 
-/// A driver with eight exchanges in flight waits for the last one's batch behind many later ones.
+/// A driver with eight exchanges in flight waits for the last one's batch after many later ones.
 TEST(Tickets, TicketIsAwaitedAfterAnyNumberOfOthers) {
   Gated engine;
   engine.gate.release(1000);

@@ -44,7 +44,7 @@ int deallocate(uint64_t address, bool on_device, const char* name) {
   return 0;
 }
 
-/// Behind what is on the stream; refused while NCCL is still putting its kernels there.
+/// Queued after what is on the stream; refused while NCCL is still putting its kernels there.
 int copy(uint64_t to, uint64_t from, uint64_t bytes, void* stream, bool to_device,
          const char* name) {
   World& w = world();

@@ -1,9 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // A recording NCCL and CUDA driver in one library, on host memory: ranks are threads of one
-// process, each with a device of its own. Streams are threads, so that what is asked for too early
-// is not there yet. Addresses on a device are marked, and memory is known: a pointer to the wrong
-// side, or beyond a piece, fails the call. With FAKE_NCCL_OLD it has the symbols of NCCL 2.7.
+// process, each with its own device. Streams are threads, so that results read too early are not
+// there yet. Addresses on a device are marked, and memory is known: a pointer to the wrong side, or
+// beyond an allocation, fails the call. With FAKE_NCCL_OLD it has the symbols of NCCL 2.7.
 #include <algorithm>
 #include <cstring>
 
@@ -43,7 +43,7 @@ void add(int type, uint8_t* total, const uint8_t* x, uint64_t count) {
 
 uint64_t size_of(int type) { return type == 7 || type == 3 ? 4 : type == 6 || type == 9 ? 2 : 1; }
 
-/// All operations of a group at once: what is sent is posted first, then what arrives is taken.
+/// All operations of a group together: sends are posted first, then what arrives is taken.
 void execute(Lock& lock, const std::shared_ptr<Communicator>& comm,
              const std::vector<Operation>& operations) {
   World& w = world();

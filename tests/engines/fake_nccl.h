@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a test tells the recording NCCL, and asks it. A rank is known by its device.
+// Controls and queries of the recording NCCL for a test. A rank is known by its device.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct FakeNccl {
   void (*block)(int device, const char* call);
   /// The communicator's asynchronous error from now on.
   void (*async_error)(int device, int code);
-  /// No group of the device ends before its communicator has been aborted and its stream then been
-  /// asked so many times whether it is done; negative: not even then.
+  /// No group of the device ends before its communicator has been aborted and its stream then
+  /// queried this number of times; negative: not even then.
   void (*hang)(int device, int queries);
   /// Calls of the device since the last time, a line each, NUL-terminated: without those that only
   /// ask, or change a thread's context. Gives their length.
@@ -26,5 +26,5 @@ struct FakeNccl {
   uint64_t (*alive)();
 };
 
-/// The library's one symbol of its own.
+/// The library's only extra symbol.
 extern "C" const FakeNccl* fake_nccl();

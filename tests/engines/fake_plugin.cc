@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A plug-in whose ranks are threads: LoopbackHub behind the C boundary. Built once as it should be,
-// and once for each value of FAULT.
+// A plug-in whose ranks are threads: LoopbackHub behind the C boundary. Built once correctly, and
+// once for each value of FAULT.
 #include <laconic/loopback.h>
 
 #include <map>

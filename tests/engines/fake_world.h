@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the recording NCCL and the CUDA driver beside it share.
+// What the recording NCCL and its CUDA driver share.
 #pragma once
 
 #include <condition_variable>
@@ -39,7 +39,7 @@ struct Communicator {
   Stream* stream = nullptr;      // that it goes to
 };
 
-/// Where the ranks of one communicator meet.
+/// The meeting point of the ranks of one communicator.
 struct Hub {
   int arrived = 0;
   std::map<std::pair<int, int>, std::deque<Bytes>> letters;  // from, to
@@ -64,7 +64,7 @@ struct Piece {
   bool on_device;
 };
 
-/// Never destroyed: threads that block stay behind.
+/// Never destroyed: threads that block remain.
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
@@ -79,7 +79,7 @@ struct World {
   std::map<std::pair<int, std::string>, int> failures;
   std::set<std::pair<int, std::string>> blocks;
   std::map<int, int> async_errors;
-  std::map<int, int> hanging;  // by device: queries of the stream behind an abort; < 0: for good
+  std::map<int, int> hanging;  // by device: queries of the stream after an abort; < 0: for good
   std::string last_error;
   uint64_t next_id = 0;
   std::map<uint64_t, std::shared_ptr<Hub>> hubs;
@@ -97,8 +97,8 @@ struct Group {
   std::shared_ptr<Communicator> comm;
   Stream* stream = nullptr;
 };
-/// Of a thread. Trivial, and in memory that is there before the thread: ThreadSanitizer does not
-/// see how the loader frees other kinds.
+/// Belongs to a thread. Trivial, and in memory that exists before the thread: ThreadSanitizer does
+/// not see how the loader frees other kinds.
 struct Local {
   Group* group;
   int contexts[16];  // their devices
@@ -117,7 +117,7 @@ struct Stream {
   std::thread thread{[this] { serve(); }};      // last: it uses the others
 };
 
-/// Records a call; gives what it was told to, after it has blocked if it was told to.
+/// Records a call; returns what was set for it, after blocking if that was set.
 int begin(Lock& lock, int device, const char* name, const std::string& arguments = {},
           bool recorded = true);
 

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A rank of an MPI job, for test_mpi.py: what a rank finds goes as JSON to a file `out=` of its
-// own (with ".PID" behind its name), because launchers mix what ranks print.
+// A rank of an MPI job, for test_mpi.py: it writes its findings as JSON to its own file `out=`
+// (with ".PID" appended to the name), because launchers mix what ranks print.
 #include <dlfcn.h>
 #include <laconic/engine/mpi.h>
 #include <laconic/session.h>
@@ -30,8 +30,8 @@
 namespace laconic::test {
 namespace {
 
-/// What an engine calls of MPI for sums and at its end, what it sends and where it receives, and
-/// for how many seconds MPI_Finalize finds that nothing has been called.
+/// The MPI calls of an engine for sums and at its end, what it sends and where it receives, and for
+/// how many seconds before MPI_Finalize nothing has been called.
 struct Calls {
   std::vector<std::string> names;
   std::vector<void*> rooms;              // of receives
@@ -122,8 +122,8 @@ int table(Engine& engine, const Arguments& arguments) {
   return outcome.passed() ? 0 : 1;
 }
 
-/// Sends the process of the victim a signal before or behind the start of the batch with that
-/// number. From there on each batch is waited for for a time.
+/// Sends the process of the victim a signal before or after the start of the batch with that
+/// number. From there on the test waits a while for each batch.
 class Struck final : public Engine {
  public:
   Struck(Engine& engine, bool victim, std::chrono::milliseconds timeout, uint64_t at, int signal,
@@ -261,7 +261,8 @@ int one_tag(Engine& engine, const Arguments& arguments) {
   return 0;
 }
 
-/// What is sent to whom where every rank gathers 4,000 bytes, and then takes part in a large sum.
+/// Lists what is sent to which rank where every rank gathers 4,000 bytes, and then takes part in a
+/// large sum.
 int sizes(Engine& engine, const Arguments& arguments) {
   const uint32_t world = engine.world();
   std::vector<uint8_t> own(4000, static_cast<uint8_t>(engine.rank() + 1)), all(4000 * world);
@@ -297,7 +298,7 @@ int sizes(Engine& engine, const Arguments& arguments) {
   return 0;
 }
 
-/// What has been sent of a sum of 8 MiB when it has begun.
+/// The part of a sum of 8 MiB that has been sent when it has begun.
 int pace(Engine& engine, const Arguments& arguments) {
   Floats lanes(2 << 20, 1.0F);
   auto* at = reinterpret_cast<uint8_t*>(lanes.data());
@@ -351,7 +352,7 @@ int other_tag(Engine& engine, const Arguments& arguments) {
   return 0;
 }
 
-/// Rank 1 begins to receive a message whose calls are all posted at once, and a longer one, which
+/// Rank 1 begins to receive a message whose calls are all posted together, and a longer one, which
 /// rank 0 does not send before the first has been waited for.
 int places(Engine& engine, const Arguments& arguments) {
   const bool receives = engine.rank() == 1;
@@ -422,7 +423,7 @@ int create(MpiEngine& engine, const Arguments& arguments) {
   return 0;
 }
 
-/// MPI is the program's, at a level of its own; `thread=1`: somebody else waits.
+/// MPI is the program's, at its own thread level; `thread=1`: another thread waits.
 int foreign(const Arguments& arguments) {
   const std::map<std::string, int> levels{{"single", MPI_THREAD_SINGLE},
                                           {"funneled", MPI_THREAD_FUNNELED},
@@ -444,7 +445,7 @@ int foreign(const Arguments& arguments) {
     } else {
       bad = table(engine, arguments);
     }
-    MpiEngine alone(MPI_COMM_SELF);  // two at once, and a world of one
+    MpiEngine alone(MPI_COMM_SELF);  // two in flight, and a world of one
     if (alone.world() != 1 || run_engine_table(alone, {.stride = 20}).failures != 0) bad = 5;
   }
   MPI_Finalize();
@@ -487,7 +488,7 @@ int branch(MpiEngine& engine, const Arguments& arguments) {
   return 0;
 }
 
-/// Rank 1 does not come to a large sum: where its terms would go stays, behind the engine, too.
+/// Rank 1 does not come to a large sum: the memory for its terms stays, also after the engine.
 int kept_terms(std::unique_ptr<MpiEngine> engine, const Arguments& arguments) {
   static Floats lanes(4 << 20, 1.0F);
   Json line{{"rank", engine->rank()}};

@@ -113,7 +113,7 @@ TEST(NcclCreate, FailedBroadcastReturnsItsError) {
             Errc::invalid_argument);
 }
 
-/// The old one blocks: its thread stays behind, with what it uses.
+/// The old one blocks: its thread remains, with what it uses.
 TEST(NcclCreate, MissingRankIsGivenUp) {
   for (const int version : {kNew, kOld}) {
     const Fake fake(version);
@@ -231,7 +231,7 @@ TEST(NcclEngine, AsynchronousErrorAbortsWithNcclMessage) {
     const std::string calls = fake.calls(0);
     EXPECT_NE(calls.find("ncclCommAbort\n"), std::string::npos) << calls;
     EXPECT_EQ(run_alone(group[0]).error().message, result.error().message);
-    EXPECT_EQ(fake.calls(0), "");  // nothing is executed behind it
+    EXPECT_EQ(fake.calls(0), "");  // nothing is executed after it
   }
   EXPECT_EQ(fake.alive(), 0U);
 }
@@ -261,10 +261,10 @@ TEST(NcclEngine, HangingStreamIsAbortedAfterTimeout) {
     const Fake fake(version);
     {
       std::optional<Group> group;
-      do {  // ranks may meet too late for so little patience
+      do {  // ranks may connect too late for so short a timeout
         group.emplace(fake, 2, kPatience);
       } while (!group->all());
-      fake->hang(1, 20);  // some time behind the abort
+      fake->hang(1, 20);  // some time after the abort
       on_all(2, [&](uint32_t r) {
         const auto result = run_alone((*group)[r]);
         EXPECT_EQ(result.ok(), r == 0) << version;
@@ -276,7 +276,7 @@ TEST(NcclEngine, HangingStreamIsAbortedAfterTimeout) {
   }
 }
 
-/// Versions that block: a group that does not return is left behind, and aborted.
+/// Versions that block: a group that does not return is abandoned, and aborted.
 TEST(NcclEngine, BlockingOldGroupIsAbandoned) {
   const Fake fake(kOld);
   {
@@ -289,7 +289,7 @@ TEST(NcclEngine, BlockingOldGroupIsAbandoned) {
   EXPECT_TRUE(fake.becomes(0));
 }
 
-/// Two ranks with little patience for what should end.
+/// Two ranks with a short timeout for what should end.
 std::vector<Created> impatient(const Fake& fake) {
   Board board;
   std::vector<Created> created = none_yet(2);

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Ranks over the recording NCCL: threads, each with a device of its own.
+// Ranks over the recording NCCL: threads, each with its own device.
 #pragma once
 
 #include <dlfcn.h>
@@ -32,7 +32,7 @@ inline constexpr auto kSoon = milliseconds(150);       // for what will not come
 inline constexpr auto kPatience = milliseconds(1000);  // the same, where a call has to come first
 inline constexpr auto kLong = std::chrono::seconds(100);  // unless something is wrong
 
-/// The fake beside this program, as it was loaded.
+/// The simulated NCCL next to this program, as it was loaded.
 class Fake {
  public:
   explicit Fake(int version = kNew, int devices = 8)
@@ -53,9 +53,9 @@ class Fake {
     text.resize(controls_->calls(device, text.data(), text.size()));
     return text;
   }
-  /// What has been made since, and not freed.
+  /// The number of objects created since, and not freed.
   [[nodiscard]] uint64_t alive() const { return controls_->alive() - alive_before_; }
-  /// As soon as threads that were left behind have ended.
+  /// As soon as abandoned threads have ended.
   [[nodiscard]] bool becomes(uint64_t alive_then) const {
     for (int turn = 0; turn < 20'000 && alive() != alive_then; ++turn)
       std::this_thread::sleep_for(milliseconds(5));

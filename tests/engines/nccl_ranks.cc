@@ -65,7 +65,7 @@ Json table(Engine& engine) {
           {"first_failure", outcome.first_failure}};
 }
 
-/// A sum of all; then one that the last rank does not start, and what the others hear, how soon.
+/// A sum of all; then one that the last rank does not start: what the others report, and how soon.
 Json stalls(Engine& engine, const fs::path& folder) {
   std::vector<float> lanes(1 << 20, static_cast<float>(engine.rank() + 1));
   auto* const at = reinterpret_cast<uint8_t*>(lanes.data());

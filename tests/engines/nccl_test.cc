@@ -16,7 +16,7 @@
 namespace laconic::test {
 namespace {
 
-/// What rank 1 of three calls for a batch of all ranks, behind one that has made the memory.
+/// The calls of rank 1 of three for a batch of all ranks, after one that has allocated the memory.
 std::string calls_of(const std::function<void(NcclEngine&)>& run) {
   const Fake fake;
   Group group(fake, 3);
@@ -31,7 +31,7 @@ std::string calls_of(const std::function<void(NcclEngine&)>& run) {
   return fake.calls(1);
 }
 void run_one(NcclEngine& engine, const Step& step) { EXPECT_TRUE(engine.run({&step, 1})); }
-/// A group of calls, behind a copy of so many bytes and before another.
+/// A group of calls, after a copy of this number of bytes and before another.
 std::string between_copies(uint64_t bytes, const std::string& calls) {
   return "cuMemcpyHtoDAsync " + std::to_string(bytes) + "\nncclGroupStart\n" + calls +
          "ncclGroupEnd\ncuMemcpyDtoHAsync " + std::to_string(bytes) + "\n";

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Engines behind the C boundary: the table passes through it, a caller's mistakes are codes, and
-// what is no plug-in of this version is refused.
+// plug-ins of another version are refused.
 #include "engines/plugin/plugin.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ using engines::load_plugin;
 using engines::open_plugin;
 using engines::PluginOptions;
 
-/// The plug-ins lie beside this program.
+/// The plug-ins are in this program's folder.
 std::string built(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / ("lib" + name + ".so");
 }

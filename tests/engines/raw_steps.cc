@@ -48,7 +48,8 @@ void all_gather(Table& table, uint32_t turn) {
   if (table.run({&step, 1})) table.check(differs(expected.memory, recv.memory, "recv"));
 }
 
-/// A ring: to the next rank, from the one before. `bytes` may be more than an engine sends at once.
+/// A ring: to the next rank, from the one before. `bytes` may be more than an engine sends in one
+/// call.
 void ring(Table& table, uint64_t bytes) {
   table.begin("ring of messages of " + std::to_string(bytes) + " bytes");
   const uint32_t world = table.world();
@@ -146,7 +147,7 @@ void sum_of_integers(Table& table, uint64_t count) {
   table.check({});
 }
 
-/// As many batches of as many steps as may be under way, waited for from the last to the first.
+/// The largest number of batches and steps in flight, waited for from the last to the first.
 void tickets(Table& table) {
   table.begin("tickets");
   std::array<std::array<float, kMaxBatch>, kMaxTickets> x{};
@@ -191,7 +192,7 @@ void late_ticket(Table& table) {
   }
 }
 
-/// Messages and sums of one batch, with those of the next behind them.
+/// Messages and sums of one batch, followed by those of the next.
 void mixed_batches(Table& table) {
   table.begin("mixed batches");
   constexpr uint32_t kTurns = 3;
@@ -206,7 +207,7 @@ void mixed_batches(Table& table) {
   const uint32_t world = table.world();
   for (uint32_t t = 0; t < kTurns && !table.dead(); ++t) {
     Turn& turn = turns[t];
-    const uint64_t bytes = t == 1 ? 200'000 : 10;  // beyond what an engine sends at once unasked
+    const uint64_t bytes = t == 1 ? 200'000 : 10;  // more than an engine sends unasked
     turn.own.assign(bytes, static_cast<uint8_t>(table.me() * 16 + t));
     turn.all.resize(bytes * world);
     turn.counts.assign(world, bytes);

@@ -193,7 +193,7 @@ TEST(FolderBoard, InvalidFilesAreRefusedAndNeverAwaited) {
 
 // ---- TCP ----
 
-/// A server of its own and a peer that knows how to speak.
+/// A server of the test's own and a peer that knows the protocol.
 class TcpServer : public testing::Test {
  protected:
   void listen(uint32_t world, milliseconds patience = kLong) {
@@ -256,7 +256,7 @@ TEST_F(TcpServer, CrowdDoesNotBlockOthers) {
   EXPECT_EQ(text(good->get("a", later())), "x");
 }
 
-/// Answers that nobody reads do not pile up.
+/// Unread answers do not accumulate.
 TEST_F(TcpServer, ClientsThatReadNoAnswersAreThrottled) {
   listen(4);
   const auto good = client();
@@ -298,7 +298,7 @@ TEST_F(TcpServer, NewsOutlivesServer) {
   EXPECT_EQ(text(a->get("other", later())), gone);
 }
 
-/// A rank that comes when the others have given up hears why.
+/// A rank that connects after the others have given up receives the reason.
 TEST_F(TcpServer, FailedMeetingIsReportedToLatecomers) {
   listen(3);
   const auto first = client();

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the parts of engine_table.h share: running batches, and noting what is wrong.
+// Shared by the parts of engine_table.h: running batches, and noting what is wrong.
 #pragma once
 
 #include <chrono>

@@ -333,7 +333,7 @@ def test_example_reaches_accuracy_of_one_process(digits):
 
 # ---- ranks that are killed or stopped ----
 
-# Strategy, spec, batch, before or behind it; the first batch of a layout is its status round.
+# Strategy, spec, batch, before or after it; the first batch of a layout is its status round.
 PHASES = [("gather_all", "3lc", 0, 0), ("gather_all", "3lc", 1, 0), ("two_shot", "3lc", 1, 0), ("two_shot", "int8", 2, 0),
           ("two_shot", "3lc", 1, 1), ("native_sum", "fp16+ef", 1, 0), ("native_sum large", "fp16+ef", 1, 0),
           ("native_sum large", "fp16+ef", 1, 1)]
@@ -341,7 +341,7 @@ PHASES = [("gather_all", "3lc", 0, 0), ("gather_all", "3lc", 1, 0), ("two_shot",
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory):
-    """All jobs in which rank 1 of 3 is killed or stopped: mostly they wait, so several run at once."""
+    """All jobs in which rank 1 of 3 is killed or stopped: mostly they wait, so several run in parallel."""
     need(OPENMPI)
     with ThreadPoolExecutor(4) as pool:
         jobs = {}
@@ -369,7 +369,7 @@ def test_survivors_time_out_and_keep_gradients(struck, sign, phase):
         assert line["next"] == failed, "the engine is dead"
         if line["first"]["code"] != "ok":
             assert line["away"] < 1e-6, "what was not delivered is in the residual"
-            if phase[0] != "native_sum" and phase[3] == 0:  # MPI's own sums name nobody
+            if phase[0] != "native_sum" and phase[3] == 0:  # MPI's own sums name no rank
                 assert "rank 1 " in failed["message"], line
 
 

@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""NcclEngine over NCCL itself, where it can run: the table that every engine has to pass, and a rank that does not take part. Ranks that
-share a GPU are told that they are on different hosts, since NCCL wants another GPU for every rank of a host; they talk over sockets then."""
+"""NcclEngine over NCCL itself, where it can run: the table that every engine has to pass, and a rank that does not take
+part. Ranks that share a GPU pretend to be on different hosts, since NCCL wants another GPU for every rank of a host;
+they use sockets then."""
 
 import json
 import os

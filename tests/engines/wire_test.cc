@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What `laconic bench --engine` calls the wire alone: the same batches, with nothing of the
-// session's in them.
+// The calls of `laconic bench --engine` that it counts as wire: the same batches, without the
+// session.
 #include "../../tools/wire.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace laconic::tools {
 namespace {
 
-/// Rank 1 of 3. Notes what it is asked for, and writes wherever it may.
+/// Rank 1 of 3. Notes its requests, and writes wherever it may.
 class Noting final : public Engine {
  public:
   [[nodiscard]] uint32_t rank() const noexcept override { return 1; }

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Ranks over Gloo that die, stop, or end: who hears of it, and what is kept.
+// Ranks over Gloo that die, stop, or end: which ranks report it, and what is kept.
 #include <cmath>
 
 #include "gloo_ranks.h"
@@ -46,9 +46,9 @@ std::vector<Fall> falls(const std::vector<std::pair<bool, uint32_t>>& kinds) {
 class GlooFall : public testing::TestWithParam<Fall> {
  protected:
   static constexpr uint32_t kWorld = 4;
-  /// Ranks run until `victim` has got `signal` in its phase; survivors say how their batch ended,
-  /// then do what `after` wants. In the middle of a batch `held` begin it later, so that nobody can
-  /// have completed it before.
+  /// Ranks run until `victim` has got `signal` in its phase; survivors report how their batch
+  /// ended, then do what `after` requests. In the middle of a batch `held` begin it later, so that
+  /// no rank can have completed it before.
   void fall(int signal, milliseconds timeout, const std::vector<uint32_t>& held,
             const std::function<void(uint32_t, const Stage&, std::unique_ptr<GlooEngine>, Batch&)>&
                 after) {
@@ -69,7 +69,7 @@ class GlooFall : public testing::TestWithParam<Fall> {
       stage.say("ready");
       if (later) stage.await_go();
       if (later) ticket = engine->start(batch.steps());
-      // One after the other, so that the first has to tell the rest why it leaves.
+      // One after the other, so that the first has to report to the others why it leaves.
       const auto patience = rank == victim ? kLong : timeout + rank * milliseconds(40);
       stage.say(text(engine->wait(*ticket, Clock::now() + patience)));
       after(rank, stage, std::move(engine), batch);
@@ -207,7 +207,7 @@ TEST(GlooEnd, NormalEndDisturbsNoRank) {
       stage.say("ready");
       if (rank == 2) stage.await_go();
       auto ticket = engine->start({&step, 1});
-      // Long enough that a wrong alarm is heard.
+      // Long enough for a false alarm to arrive.
       const auto done = engine->wait(*ticket, Clock::now() + kLong);
       stage.say(text(done) + (rank == 0 || in[999] == 3 - rank ? "" : ", but wrong"));
       if (rank == 0) {
@@ -256,7 +256,7 @@ TEST(GlooEnd, EndMidBatchMakesItReturn) {
   EXPECT_TRUE(said.starts_with("peer_failed: rank 0 ")) << said;
 }
 
-/// The last batch of a group that ends at once, many times.
+/// The last batch of a group that ends immediately, many times.
 TEST(GlooEnd, EndLosesNothingOfLastBatch) {
   constexpr uint32_t kWorld = 4, kTimes = 8;
   const Place place;

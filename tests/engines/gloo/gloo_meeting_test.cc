@@ -14,7 +14,7 @@ std::vector<std::string> meet(uint32_t count, const std::function<GlooOptions(ui
   Processes ranks(count, [&](uint32_t rank, const Stage& stage) {
     auto engine = GlooEngine::create(wanted(rank));
     stage.say(text(engine));
-    if (engine) stage.await_go();  // nobody leaves while others still come
+    if (engine) stage.await_go();  // no rank leaves while others still connect
   });
   std::vector<std::string> said;
   for (uint32_t r = 0; r < count; ++r) said.push_back(ranks.heard(r));
@@ -59,8 +59,8 @@ TEST(GlooMeeting, FolderServesOneJob) {
   }
 }
 
-/// Ranks 0 and 1 of one job, and rank 1 of another: the second of a rank is refused, and those who
-/// wait hear of it.
+/// Ranks 0 and 1 of one job, and rank 1 of another: the second of a rank is refused, and the
+/// waiting ranks receive an error.
 TEST(GlooMeeting, TwoJobsInOneFolderAreRefused) {
   for (const bool tcp : {false, true}) {
     const Place place;
@@ -98,7 +98,8 @@ TEST(GlooMeeting, BadOptionsAreNamed) {
             "directory");
 }
 
-/// Comes, says where it is, and connects nobody. By its address it is the one who has to.
+/// Connects, reports its address, and connects to no other rank. By its address it is the one that
+/// has to.
 void come_and_be_gone(uint32_t world, const std::string& where, const Stage& stage) {
   const uint32_t rank = world - 1;
   const auto deadline = Clock::now() + kLong;
@@ -117,8 +118,8 @@ void come_and_be_gone(uint32_t world, const std::string& where, const Stage& sta
   stage.await_go();
 }
 
-// Gloo waits for each connection five times as long as it is told. A machine that stands still for
-// longer than the ranks have to meet is given more.
+// Gloo waits for each connection five times as long as its timeout says. A machine that stands
+// still for longer than the ranks have to connect is given more.
 TEST(GlooMeeting, RankLostDuringMeetingIsNamedByOneDeadline) {
   std::string said[2];
   for (auto timeout = milliseconds(500); timeout < kLong; timeout *= 2) {

@@ -28,7 +28,7 @@ using std::chrono::seconds;
 
 constexpr auto kLong = seconds(100);  // nothing takes as long unless something is wrong
 
-/// What a rank's process has to talk to the test with.
+/// The pipes between a rank's process and the test.
 class Stage {
  public:
   Stage(int to_test, int from_test) : to_test_(to_test), from_test_(from_test) {}
@@ -194,7 +194,7 @@ class Batch {
     auto ticket = engine.start(steps());
     return ticket ? engine.wait(*ticket, Clock::now() + timeout) : Result<void>(ticket.error());
   }
-  /// What should have arrived has.
+  /// What should have arrived is there.
   [[nodiscard]] bool complete() const {
     const auto world = static_cast<uint32_t>(counts_.size());
     if (step_.kind == StepKind::all_reduce) {

@@ -111,7 +111,7 @@ TEST(GlooInFlight, LaterBatchRunsWhileEarlierOneWaits) {
   }
 }
 
-/// As many as there may be, with sums between, and waited for in another order.
+/// The largest number of batches in flight, with sums between, waited for in another order.
 TEST(GlooInFlight, SumsAndMessagesDoNotInterfere) {
   const Place place;
   Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
@@ -141,7 +141,7 @@ TEST(GlooInFlight, SumsAndMessagesDoNotInterfere) {
   for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(ranks.heard(r), "0 wrong");
 }
 
-/// Before rank 2 has come to the sum, what rank 0 sends behind it does not reach rank 1.
+/// Before rank 2 has come to the sum, what rank 0 sends after it does not reach rank 1.
 TEST(GlooInFlight, NothingStartsAfterUnfinishedSum) {
   const Place place;
   Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
@@ -167,7 +167,7 @@ TEST(GlooInFlight, NothingStartsAfterUnfinishedSum) {
   }
 }
 
-/// Of two ranks that have not come the one that a batch of messages needs.
+/// Names, of two missing ranks, the one that a batch of messages needs.
 TEST(GlooInFlight, TimeoutNamesRanksNeededByBatch) {
   const Place place;
   Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
@@ -185,8 +185,8 @@ TEST(GlooInFlight, TimeoutNamesRanksNeededByBatch) {
   EXPECT_TRUE(said.starts_with("timed_out: rank 1 did not answer")) << said;
 }
 
-/// Rank 0 waits for both others. Rank 1 says that it waits as well, a tenth of a second behind the
-/// time-out: one run of several has to show it, where the machine lets it be in time.
+/// Rank 0 waits for both others. Rank 1 reports that it waits as well, a tenth of a second after
+/// the timeout: one run of several has to show it, where the machine lets it be in time.
 TEST(GlooInFlight, RankAboutToReportItsWaitIsNotNamed) {
   constexpr int kRuns = 8;
   std::string said;
@@ -220,7 +220,7 @@ TEST(GlooInFlight, RankAboutToReportItsWaitIsNotNamed) {
   EXPECT_TRUE(said.starts_with("timed_out: rank 2 did not answer")) << said;
 }
 
-/// A thread that closes a connection waits for Gloo's thread, which waits for nobody then.
+/// A thread that closes a connection waits for Gloo's thread, which then waits for no one.
 TEST(GlooInFlight, EndDoesNotRaceWithPosting) {
   constexpr uint32_t kRounds = 25;
   const Place place;
@@ -240,7 +240,7 @@ TEST(GlooInFlight, EndDoesNotRaceWithPosting) {
   for (uint32_t r = 0; r < 2; ++r) EXPECT_EQ(ranks.heard(r), "ended");
 }
 
-/// Neither by a batch that was under way behind the one that failed nor by one that begins later.
+/// Neither by a batch that was in flight after the one that failed nor by one that begins later.
 TEST(GlooInFlight, MemoryIsUnusedAfterEndOfGroup) {
   const Place place;
   Processes ranks(2, [&](uint32_t rank, const Stage& stage) {
@@ -310,7 +310,7 @@ TEST(GlooPlugin, PluginDescribesItselfAndErrors) {
   EXPECT_TRUE(ranks.heard(0).ends_with("there is no rank 0 in a world of 0"));
 }
 
-/// An exception of Gloo's is caught in the plug-in, and its fault is told through it.
+/// An exception of Gloo is caught in the plug-in, which reports its fault.
 TEST(GlooPlugin, PluginNamesLostRank) {
   constexpr uint32_t kWorld = 3;
   const Place place;
