@@ -4,6 +4,7 @@
     handle = laconic.attach(ddp_model, "3lc:s=1.5")        # after the DDP wrapper
     torchrun --nproc-per-node 4 -m laconic.run --spec "topk:ratio=0.01" train.py
     optimizer = laconic.ShardedOptimizer(model, torch.optim.AdamW, push="3lc", pull="3lc", lr=3e-4)      # in place of DDP
+    outer = laconic.OuterStep(model, optimizer, spec="3lc:s=1.5")         # for AdamW: changes of parameters in place of gradients
     session = laconic.Session("3lc", parameters, engine="mpi")       # NumPy arrays over MPI or Gloo; no torch needed
     frame = laconic.Codec("int8:block=256").encode(array)  # bytes in, bytes out; no torch needed
 """
@@ -21,7 +22,7 @@ from .ddp.checkpointable import checkpointable
 from .exchange.session import Session
 
 __version__ = _clib.laconic_version().decode()
-__all__ = ["Codec", "Frame", "LaconicError", "Residual", "Session", "ShardedOptimizer", "attach", "bench", "checkpointable", "codecs", "handle_of", "handles", "register",
+__all__ = ["Codec", "Frame", "LaconicError", "OuterStep", "Residual", "Session", "ShardedOptimizer", "attach", "bench", "checkpointable", "codecs", "handle_of", "handles", "nesterov", "register",
            "show_versions"]
 
 
@@ -30,6 +31,10 @@ def __getattr__(name: str):
         from .sharded import ShardedOptimizer
 
         return ShardedOptimizer
+    if name in ("OuterStep", "nesterov"):
+        from . import outer
+
+        return getattr(outer, name)
     raise AttributeError(f"module 'laconic' has no attribute {name!r}")
 
 

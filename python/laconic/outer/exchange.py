@@ -1,0 +1,206 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The mean of a fragment's change over all ranks: by the worker, by a plain all-reduce, or, with one rank, without either."""
+
+from __future__ import annotations
+
+import json
+import re
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from ..core import errors
+from ..core.environment import DISABLED
+from ..core.errors import LaconicError
+from ..ddp.opening import Opened, Parameters
+from ..engines.aggregation import ServerOptions
+from ..engines.c10d import broadcast
+from ..engines.group import Meeting, disabled_on
+from ..exchange.csession import ALONE, Layout, Options
+from ..exchange.lane import shared_of
+from ..exchange.rules import chosen
+from .state import check_session, of_one_rank
+
+#: what the way down of 3LC takes unless the call says otherwise, at any s: what it holds back is held back for all ranks
+GENTLE = "3lc:s=1.0"
+
+
+def way_down(spec: str, strategy: str, down: str | None) -> str | None:
+    """The spec of the means that owners send."""
+    if down is None and strategy in ("auto", "two_shot") and re.split("[:+]", spec)[0] == "3lc":
+        return GENTLE
+    return down
+
+
+def meet(group, disabled: bool, refusal: LaconicError | None) -> Meeting:
+    """Every rank learns what every other one is about to do; one error where they differ."""
+    meeting = Meeting(group, DISABLED if disabled else "" if refusal is None else str(refusal), shared_of(group))
+    if refusal is not None:
+        raise refusal
+    if some := disabled_on(range(len(meeting.words)), meeting.words):
+        raise errors.error("ranks_disagree", some, "set it on all ranks or on none")
+    for rank, said in enumerate(meeting.words):
+        if said not in ("", DISABLED):
+            raise errors.error("ranks_disagree", f"rank {rank} could not create its OuterStep: {said}",
+                               "give every rank the same call and LACONIC_* variables")
+    return meeting
+
+
+def _sum(engine, values: torch.Tensor) -> None:
+    """On the host, over the engine's group."""
+    sent = values.numel() * values.element_size() * 2 * (engine.world - 1) // engine.world
+    engine.wait(engine._begun_beside(sent, dist.all_reduce, values.view(-1)))  # noqa: SLF001
+
+
+class Alone:
+    """One rank: the mean is its own change."""
+
+    rank, world, all_raw, broken, opened = 0, 1, True, None, None
+
+    def mean(self, change: torch.Tensor, step: int) -> None:
+        """Is the change."""
+
+    def agree(self, settings: dict) -> None:
+        """With itself."""
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Has these values."""
+
+    def average(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return tensors
+
+    def gather_texts(self, text: str) -> list[str]:
+        return [text]
+
+    def state(self) -> None:
+        """Has none."""
+
+    def prepare(self, state):
+        of_one_rank(state)
+        return lambda: None
+
+    def stats(self) -> dict:
+        return {"steps": 0, "dense_bytes": 0, "wire_bytes": 0, "ratio": 1.0}
+
+    def explain(self) -> dict:
+        return {"strategy": "none", "reason": ALONE}
+
+    def describe(self) -> str:
+        return ALONE
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class Together:
+    """Several ranks. Collective: all of them raise LaconicError, or none does."""
+
+    def __init__(self, group, meeting: Meeting, trained, options: Options, layout: Layout):
+        parameters = Parameters([(name, p) for name, p in zip(trained.names, trained.parameters)], [])
+        self.opened = Opened(parameters, group, meeting, trained.stage, _refuse_servers, options, ServerOptions(), 0)
+        self._worker, self._layout, self._group, self._stage = self.opened.worker, layout, group, trained.stage
+        self.rank, self.world = self.opened.rank, self.opened.world
+        self.all_raw = self._worker.session.all_raw
+        weakref.finalize(self, self._worker.end).atexit = False
+
+    @property
+    def broken(self) -> LaconicError | None:
+        return self._worker.broken
+
+    # ---- a round ------------------------------------------------------------------------------------------------------------------------
+
+    def mean(self, change: torch.Tensor, step: int) -> None:
+        """Replaces the change by its mean over all ranks, which is the same bits on each. LaconicError on every rank."""
+        worker = self._worker
+        worker.step = step
+        if not self.all_raw or (self._stage.path != "in_place" and not self._group_sums(change)):
+            future = worker.submit(self._layout, change)
+            worker.next_step()
+            value = future.wait()
+            if isinstance(value, LaconicError):
+                raise value
+            return
+        if worker.broken is not None:
+            raise worker.broken
+        self._sum_raw(change, step)
+
+    def _group_sums(self, change) -> bool:
+        try:
+            self._group._get_backend(change.device)  # noqa: SLF001
+        except RuntimeError:
+            return False
+        return True
+
+    def _sum_raw(self, change: torch.Tensor, step: int) -> None:
+        worker = self._worker
+        worker.counters.summed_elsewhere(change.numel(), 4 * change.numel(), 4 * change.numel())
+        worker.counters.step_ended()
+        change.mul_(1.0 / self.world)
+        try:
+            if self._stage.path == "in_place":
+                worker.commands.between_jobs(_sum, worker.engine, change)
+            else:
+                dist.all_reduce(change, group=self._group)
+        except RuntimeError as error:
+            raise worker.exchanges.sum_failed(error, self._layout, step) from error
+
+    def average(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Means of these, uncompressed, as float32 on the host."""
+        flat = torch.cat([t.detach().to("cpu", torch.float32).reshape(-1) for t in tensors]).mul_(1.0 / self.world)
+        try:
+            self._agreed(_sum, self._worker.engine, flat)
+        except RuntimeError as error:
+            raise self._worker.exchanges.sum_failed(error, self._layout, self._worker.step) from error
+        return [mean.view(t.shape) for t, mean in zip(tensors, flat.split([t.numel() for t in tensors]))]
+
+    # ---- between two rounds ----------------------------------------------------------------------------------------------------------------
+
+    def _agreed(self, what, *arguments):
+        return self._worker.commands.between_jobs(self._worker.exchanges.agreed, what, *arguments)
+
+    def agree(self, settings: dict) -> None:
+        """Raises on every rank the first setting that differs."""
+        for key, value in settings.items():
+            said = self.gather_texts(json.dumps(value))
+            other = next((rank for rank, text in enumerate(said) if text != said[0]), None)
+            if other is not None:
+                raise errors.error("ranks_disagree", f"{key} is {said[0]} on rank 0 and {said[other]} on rank {other}",
+                                   "give every rank the same call and LACONIC_* variables")
+
+    def gather_texts(self, text: str) -> list[str]:
+        return self._worker.gather_texts(text)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Rank 0's values, bit for bit."""
+        host = tensor.detach().to("cpu").contiguous().view(-1)
+        host = host.clone() if host.data_ptr() == tensor.data_ptr() else host
+        if host.numel():
+            self._agreed(broadcast, self._worker.engine, host.view(torch.uint8), 0)
+            with torch.no_grad():
+                tensor.copy_(host.view(tensor.shape))
+
+    def state(self) -> dict:
+        return self._worker.state_dict()
+
+    def prepare(self, state):
+        return self._worker.prepare(check_session(state))
+
+    # ---- what users ask ----------------------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict:
+        return self._worker.stats()
+
+    def explain(self) -> dict:
+        return self.opened.explain()
+
+    def describe(self) -> str:
+        return self.opened.describe()
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def _refuse_servers() -> None:
+    if chosen(None, "LACONIC_AGGREGATOR"):
+        raise errors.error("unsupported", "aggregation servers serve gradients, not outer steps", "leave LACONIC_AGGREGATOR unset")

@@ -1,0 +1,330 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""`laconic.OuterStep`: rounds between the steps of a torch optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+
+import torch
+
+from ..core import environment, errors
+from ..core._checks import U32, U64, whole
+from ..core.environment import DISABLED
+from ..core.errors import LaconicError
+from ..engines.group import speaks_for_node
+from ..exchange.csession import PART, WINDOW, Layout, Options
+from ..exchange.state import fingerprint
+from . import exchange, rules, state
+from .fragment import Fragment
+from .model import Skips, Trained, check_optimizer, group_of, keep_gradients_local
+from .state import Counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The arguments of an OuterStep that its rounds depend on, the same on all ranks."""
+
+    every: int
+    outer: object
+    warmup: int
+    sync_parameters: bool
+    average_buffers: bool
+    on_non_finite: str
+
+    def check(self) -> Settings:
+        whole("every", self.every, 1, U32)
+        whole("warmup", self.warmup, 0, U64 >> 1)
+        rules.checked(self.outer)
+        if self.on_non_finite not in ("raise", "skip"):
+            raise errors.error("invalid_argument", f"on_non_finite is {self.on_non_finite!r}", '"raise" or "skip"')
+        return self
+
+    def told(self) -> dict:
+        """By name, for reports and the comparison between ranks."""
+        told = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**told, "outer": rules.named(self.outer)}
+
+    def due(self, step: int) -> bool:
+        """Whether a round ends this step, the first of which is 1."""
+        return step <= self.warmup or step % self.every == 0
+
+
+class OuterStep:
+    """Exchanges changes of parameters, compressed, in place of gradients.
+
+        outer = laconic.OuterStep(model, optimizer, spec="3lc:s=1.5")                       # a round after every step, averaged
+        outer = laconic.OuterStep(model, optimizer, every=100, spec="3lc", outer=laconic.nesterov(0.7, 0.9))        # DiLoCo
+        for batch in loader: ...; optimizer.step(); optimizer.zero_grad()                   # as ever: rounds follow optimizer.step()
+        outer.close()
+
+    Every rank trains with its own gradients and its own optimizer state. A round takes each rank's change since the last one, what the
+    parameters were less what they are, encodes it with error feedback, and gives the mean over all ranks to the outer rule as the
+    gradient of the anchor, a float32 copy of the parameters that is bit-identical on all ranks. Parameters then take the anchor.
+
+    Use it with a plain model, or with DistributedDataParallel over the same group, whose gradients then stay local for good. `p.grad`,
+    clipping and learning rates are this rank's own. docs/guide/outer-steps.md.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, spec: str | None = None, down: str | None = None,
+                 every: int = 1, outer="average", warmup: int = 0, group=None, sync_parameters: bool = True, average_buffers: bool = False,
+                 on_non_finite: str = "raise", hook: bool = True, scaler=None, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
+                 threads: int | str = "auto", window: int = WINDOW, part: int = PART, rules=None, control: str | None = None,
+                 record: str | os.PathLike | None = None, quiet: bool = False, **options):
+        """Collective: every rank of the group creates it with the same arguments, before its first backward(), and before it loads a state.
+
+        Args:
+            model: a module, or a DistributedDataParallel wrapper. Its trainable parameters are float32, bfloat16 or float16, on one device.
+                A wrapper over another group than `group` averages its gradients as ever: use that inside a cluster.
+            optimizer: any optimizer of torch that holds all trainable parameters.
+            spec: codec of the changes (`laconic list`). "none": uncompressed. Default: LACONIC_SPEC.
+            down: spec of the means that owners send, as in `laconic.attach`; implies "two_shot". Default: where the spec is `3lc`, at any s,
+                "3lc:s=1.0", unless `strategy` is "gather_all": what the way down holds back is held back for all ranks. Else `spec`.
+            every: optimizer steps per round.
+            outer: "average", the anchor becomes the mean of the ranks' parameters; laconic.nesterov(lr, momentum), DiLoCo's rule; or a
+                function from parameters to an optimizer, which steps the anchor.
+            warmup: for this many first steps, every step is followed by a round (post-local SGD).
+            group: the ranks that exchange. Default: the wrapper's group, else all ranks.
+            sync_parameters: True: all ranks start with rank 0's parameters and buffers. False: different parameters are an error.
+            average_buffers: buffers of a floating type become their mean in every round, uncompressed.
+            on_non_finite: what follows a round in which some rank's change is not finite. All ranks drop it, and parameters return to the
+                anchor. "raise": optimizer.step() raises then, on all ranks; "skip": training goes on.
+            hook: False: rounds follow `after_step()`, not `optimizer.step()`. For several optimizers; `optimizer` may be None then.
+            scaler: the torch GradScaler in use. A step that it skips on a rank counts as a step without a change. Required with a GradScaler:
+                ranks would fall out of step without it.
+            seed, small_elements, strategy, threads, window, part, rules, control, record, quiet: as in `laconic.attach`.
+            options: settings of the codec, as in `OuterStep(model, optimizer, spec="topk", ratio=0.01)`.
+
+        Raises:
+            LaconicError: on every rank, if one rank cannot create it or if ranks differ.
+        """
+        disabled = environment.disabled()
+        settings = Settings(every, outer, warmup, bool(sync_parameters), bool(average_buffers), on_non_finite)
+        trained = fragment = meeting = refusal = own_group = None
+        try:
+            own_group = group_of(model, group)
+            settings.check()
+            trained = Trained(model, own_group)
+            self._optimizer = check_optimizer(optimizer, trained) if hook or optimizer is not None else None
+            fragment = Fragment(trained.parameters, outer)
+            if trained.ddp is not None:
+                keep_gradients_local(trained.ddp)
+        except LaconicError as error:
+            refusal = error
+        if own_group is not None:
+            meeting = exchange.meet(own_group, disabled, refusal)
+        elif refusal is not None:
+            raise refusal
+        self.settings, self._trained, self._fragment, self._counts = settings, trained, fragment, Counts()
+        self.spec = "none" if disabled else spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
+        self._exchange = exchange.Alone()
+        if meeting is not None:
+            asked = Options(spec=self.spec, keys={} if disabled else options, seed=seed, small_elements=small_elements, strategy=strategy,
+                            down=None if disabled else exchange.way_down(self.spec, strategy, down), threads=threads, window=window, part=part,
+                            rules=[] if disabled else rules, control="" if disabled else control, record=record)
+            layout = Layout(range(len(trained.parameters)), fragment.offsets, fragment.elements)
+            self._exchange = exchange.Together(own_group, meeting, trained, asked, layout)
+        self._closed = False
+        try:
+            self._begin()
+        except LaconicError:
+            self._exchange.close()
+            raise
+        self._ends: list = []
+        if hook:
+            self._ends.append(self._optimizer.register_step_post_hook(self._stepped).remove)
+        self._scaler = scaler
+        if scaler is not None and self._optimizer is not None:
+            self._ends.append(Skips(scaler, self._optimizer, lambda: self._counts.inner_steps, self._skipped).end)
+        if self._exchange.rank == 0 and not quiet:
+            environment.say(self._describe(disabled))
+
+    def _begin(self) -> None:
+        """All ranks have the same settings and the same parameters."""
+        trained = self._trained
+        self._exchange.agree({**self.settings.told(), "the number of buffers": len(trained.buffers)})
+        if self.settings.sync_parameters:
+            for tensor in (*trained.parameters, *trained.buffers):
+                self._exchange.broadcast(tensor)
+        else:
+            said = self._exchange.gather_texts(fingerprint(zip(trained.names, trained.parameters)))
+            other = next((rank for rank, text in enumerate(said) if text != said[0]), None)
+            if other is not None:
+                raise errors.error("ranks_disagree", f"the parameters of rank {other} differ from those of rank 0",
+                                   "sync_parameters=True copies those of rank 0 to all ranks")
+        self._fragment.take_parameters()
+        if speaks_for_node() if self._exchange.world > 1 else True:
+            environment.report_unknown()
+
+    def _describe(self, disabled: bool) -> str:
+        every = "a round after every step" if self.settings.every == 1 else f"a round after every {self.settings.every} steps"
+        return f"{every}, {rules.named(self.settings.outer)}: {self._exchange.describe()}" + (f" ({DISABLED})" if disabled else "")
+
+    # ---- training ---------------------------------------------------------------------------------------------------------------------
+
+    def _stepped(self, _optimizer, _arguments, _keywords) -> None:
+        """torch's post hook."""
+        if self._scaler is None and self._counts.inner_steps == 0 and _called_by_scaler():
+            raise errors.error("invalid_argument", "a GradScaler calls optimizer.step(), and OuterStep does not have it: ranks would fall out of step "
+                               "when it skips one", "pass it: OuterStep(..., scaler=scaler)")
+        self.after_step()
+
+    def _skipped(self) -> None:
+        self._counts.skipped_steps += 1
+        self.after_step()
+
+    def after_step(self) -> None:
+        """A step of training has ended, which a round may follow. With hook=True, optimizer.step() calls it. Collective: every rank makes the
+        same number of steps.
+
+        Raises:
+            LaconicError: on every rank. The round has failed, or some rank's change was not finite. Parameters are the anchor then; what a
+                failed exchange did not deliver is in the residuals. After a failure of the network every later round fails.
+        """
+        self._check_open()
+        self._counts.inner_steps += 1
+        if self.settings.due(self._counts.inner_steps):
+            self._round()
+
+    def sync(self) -> None:
+        """A round now, unless one has just been: replicas are equal after it. For an evaluation, a checkpoint, or the end. The schedule stays.
+        Collective: every rank calls it after the same step.
+        """
+        self._check_open()
+        if self._counts.last_round < self._counts.inner_steps:
+            self._round()
+
+    def _round(self) -> None:
+        counts, fragment, begin = self._counts, self._fragment, time.perf_counter()
+        counts.last_round = counts.inner_steps
+        buffers = means = ()
+        fragment.take_change()
+        try:
+            if self.settings.average_buffers and (buffers := self._trained.float_buffers):
+                means = self._exchange.average(buffers)
+            self._exchange.mean(fragment.change, counts.inner_steps)
+        except LaconicError as error:
+            counts.failed_rounds += 1
+            fragment.restore()
+            raise _of_rounds(error) from error
+        counts.exchange_seconds += time.perf_counter() - begin
+        if not fragment.finite():
+            counts.dropped_rounds += 1
+            fragment.restore()
+            if self.settings.on_non_finite == "raise":
+                raise errors.error("non_finite", f"step {counts.inner_steps}: some rank's parameters are not finite; the round was dropped and parameters "
+                                   "returned to the anchor", 'lower the learning rate, or use on_non_finite="skip"')
+        else:
+            fragment.step()
+            with torch.no_grad():
+                for buffer, mean in zip(buffers, means):
+                    buffer.copy_(mean)
+            counts.rounds += 1
+        counts.exposed_seconds += time.perf_counter() - begin
+
+    @contextlib.contextmanager
+    def at_anchor(self):
+        """A context in which parameters are the anchor, for an evaluation between two rounds. Afterwards they have their own values. Do not train
+        or synchronise inside. Not collective.
+        """
+        self._check_open()
+        with self._fragment.at_anchor():
+            yield
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.error("invalid_argument", "this OuterStep is closed", "create another one, on a newly wrapped model")
+
+    # ---- what users ask ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Number of steps since it was created; after load_state_dict, since the saved run's was."""
+        return self._counts.inner_steps
+
+    @property
+    def rank(self) -> int:
+        return self._exchange.rank
+
+    @property
+    def anchor(self) -> dict[str, torch.Tensor]:
+        """Float32 parameters after the last round, by name: the memory itself."""
+        return {name: anchor.detach() for name, anchor in zip(self._trained.names, self._fragment.anchors)}
+
+    def stats(self) -> dict:
+        """Counters: those of `Handle.stats()`, whose steps are rounds here, and
+
+        inner_steps, rounds, dropped_rounds (not finite), failed_rounds, skipped_steps (by the GradScaler, on this rank);
+        seconds_per_round, of the exchange; exposed_seconds, what optimizer.step() waited in all; ratio_to_ddp: the bytes that
+        DistributedDataParallel would have sent in as many steps, over those sent.
+        """
+        counts, stats = self._counts, self._exchange.stats()
+        exchanges = max(counts.rounds + counts.dropped_rounds, 1)
+        world = self._exchange.world
+        dense = 4 * self._fragment.elements * 2 * (world - 1) // world * counts.inner_steps
+        own = {key: value for key, value in dataclasses.asdict(counts).items() if key not in ("last_round", "exchange_seconds")}
+        return {**stats, **own, "seconds_per_round": counts.exchange_seconds / exchanges,
+                "ratio_to_ddp": dense / stats["wire_bytes"] if stats["wire_bytes"] else 1.0}
+
+    def explain(self) -> dict:
+        """The plan and its reasons: the keys of `Handle.explain()` of one round, `every`, `outer`, `anchor_bytes`, the memory of anchor and change,
+        and `dense_bytes_of_a_round`, what a rank would send in a round without compression.
+        """
+        elements, world = self._fragment.elements, self._exchange.world
+        return {**self._exchange.explain(), **self.settings.told(), "anchor_bytes": 8 * elements,
+                "dense_bytes_of_a_round": 4 * elements * 2 * (world - 1) // world}
+
+    def state_dict(self) -> dict:
+        """What this rank needs, with its model's and its optimizer's state_dict, to continue bit for bit: anchor, outer optimizer, residuals and
+        counters. Residuals differ between ranks, and so do parameters between two rounds: save all three on every rank.
+        """
+        self._check_open()
+        return state.saved(self._fragment, self._trained.names, self._exchange, self._counts)
+
+    def load_state_dict(self, saved: dict) -> None:
+        """Restores this rank's state_dict; load the states of the model and the optimizer as well, in any order.
+
+        Raises:
+            LaconicError: the state belongs to another rank, world, model or spec, or is damaged. Nothing is changed then.
+        """
+        self._check_open()
+        load, counts = state.prepared(saved, self._fragment, self._trained.names, self._exchange)
+        load()
+        self._counts = counts
+
+    def close(self) -> None:
+        """Ends the rounds and frees the memory of the exchange; stats() and explain() stay available. Gradients of a DistributedDataParallel
+        model stay local: wrap the model again for another run. Every rank calls it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for end in self._ends:
+            end()
+        self._exchange.close()
+
+    def __getstate__(self):
+        raise errors.error("unsupported", "an OuterStep cannot be copied or pickled", "save state_dict() instead")
+
+
+def _called_by_scaler() -> bool:
+    """Whether a GradScaler is among the callers of the running optimizer.step()."""
+    frame = sys._getframe(2)  # noqa: SLF001
+    for _ in range(12):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "_maybe_opt_step":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _of_rounds(error: LaconicError) -> LaconicError:
+    """In words of rounds where the exchange speaks of its own."""
+    if "step: expected" not in error.message:
+        return error
+    return LaconicError(error.code, error.name, f"ranks are out of step, in a round they must have made the same number of optimizer steps: {error.message}",
+                        "give every rank the same number of batches; with a GradScaler pass scaler=")
