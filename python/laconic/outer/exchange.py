@@ -53,6 +53,22 @@ def _sum(engine, values: torch.Tensor) -> None:
     engine.wait(engine._begun_beside(sent, dist.all_reduce, values.view(-1)))  # noqa: SLF001
 
 
+class Partly(Exception):  # noqa: N818
+    """`error`: why some parts of a round have failed, on all ranks; the others have their means."""
+
+    def __init__(self, error: LaconicError):
+        super().__init__(str(error))
+        self.error = error
+
+
+def _cut(worker, layout: Layout):
+    """(begin, end, layout) of each exchange of a round: of parameters that lie one after the other."""
+    ends = [*layout.offsets[1:], layout.elements]
+    for parameters in worker.exchanges.of([layout], True):
+        begin, end = layout.offsets[parameters[0]], ends[parameters[-1]]
+        yield begin, end, Layout(parameters, [layout.offsets[p] - begin for p in parameters], end - begin)
+
+
 class Alone:
     """One rank: the mean is its own change."""
 
@@ -102,6 +118,7 @@ class Together:
         self._worker, self._layout, self._group, self._stage = self.opened.worker, layout, group, trained.stage
         self.rank, self.world = self.opened.rank, self.opened.world
         self.all_raw = self._worker.session.all_raw
+        self._parts = list(_cut(self._worker, layout))
         weakref.finalize(self, self._worker.end).atexit = False
 
     @property
@@ -111,19 +128,27 @@ class Together:
     # ---- a round ------------------------------------------------------------------------------------------------------------------------
 
     def mean(self, change: torch.Tensor, step: int) -> None:
-        """Replaces the change by its mean over all ranks, which is the same bits on each. LaconicError on every rank."""
+        """Replaces the change by its mean over all ranks, which is the same bits on each. On every rank, `Partly`: of what has failed, the mean
+        is zero; LaconicError: the engine has failed, and what the change holds is undefined. What was not delivered is in the residuals."""
         worker = self._worker
         worker.step = step
-        if not self.all_raw or (self._stage.path != "in_place" and not self._group_sums(change)):
-            future = worker.submit(self._layout, change)
-            worker.next_step()
-            value = future.wait()
-            if isinstance(value, LaconicError):
-                raise value
-            return
         if worker.broken is not None:
             raise worker.broken
-        self._sum_raw(change, step)
+        if self.all_raw and (self._stage.path == "in_place" or self._group_sums(change)):
+            self._sum_raw(change, step)
+            return
+        parts = [(change[begin:end], layout) for begin, end, layout in self._parts]
+        futures = [worker.submit(layout, part, index=index) for index, (part, layout) in enumerate(parts)]
+        worker.next_step()
+        values = [future.wait() for future in futures]
+        failures = [value for value in values if isinstance(value, LaconicError)]
+        if failures and worker.broken is None:  # as every rank knows
+            for value, (part, _) in zip(values, parts):
+                if isinstance(value, LaconicError):
+                    part.zero_()
+            raise Partly(failures[0])
+        if failures:
+            raise failures[0]
 
     def _group_sums(self, change) -> bool:
         try:

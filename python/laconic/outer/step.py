@@ -181,8 +181,9 @@ class OuterStep:
         same number of steps.
 
         Raises:
-            LaconicError: on every rank. The round has failed, or some rank's change was not finite. Parameters are the anchor then; what a
-                failed exchange did not deliver is in the residuals. After a failure of the network every later round fails.
+            LaconicError: on every rank. The round has failed, or some rank's change was not finite. Parameters are the anchor then, which
+                has moved by what was delivered to all ranks; the rest is in the residuals. After a failure of the network, which leaves the
+                anchor where it was, every later round fails.
         """
         self._check_open()
         self._counts.inner_steps += 1
@@ -200,12 +201,14 @@ class OuterStep:
     def _round(self) -> None:
         counts, fragment, begin = self._counts, self._fragment, time.perf_counter()
         counts.last_round = counts.inner_steps
-        buffers = means = ()
+        buffers, means, partly = (), (), None
         fragment.take_change()
         try:
             if self.settings.average_buffers and (buffers := self._trained.float_buffers):
                 means = self._exchange.average(buffers)
             self._exchange.mean(fragment.change, counts.inner_steps)
+        except exchange.Partly as failed:
+            partly = failed.error
         except LaconicError as error:
             counts.failed_rounds += 1
             fragment.restore()
@@ -223,6 +226,9 @@ class OuterStep:
                 for buffer, mean in zip(buffers, means):
                     buffer.copy_(mean)
             counts.rounds += 1
+        if partly is not None:
+            counts.failed_rounds += 1
+            raise _of_rounds(partly)
         counts.exposed_seconds += time.perf_counter() - begin
 
     @contextlib.contextmanager

@@ -1,0 +1,121 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What the ranks of the tests of outer steps run: a small model under an OuterStep, and the same by a loop over the ranks, from the papers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from training import Net, batch, digest, gathered
+
+import laconic
+
+SMALL = 64
+
+
+def made(every=1, spec="none", outer="average", *, kind="plain", optimizer="AdamW", lr=1e-2, dtype=torch.float32, device="cpu", seed=7, **options):
+    """A model, its optimizer, and its OuterStep."""
+    torch.manual_seed(seed)
+    model = Net(32).to(dtype).to(device)
+    model = DistributedDataParallel(model) if kind == "ddp" else model
+    optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=lr)
+    options = {"small_elements": SMALL, "quiet": True, **options}
+    return model, optimizer, laconic.OuterStep(model, optimizer, spec=spec, every=every, outer=outer, **options)
+
+
+def backward(model, step, rank=None):
+    parameter = next(model.parameters())
+    x, y = (t.to(parameter.device) for t in batch(dist.get_rank() if rank is None else rank, step, dtype=parameter.dtype))
+    torch.nn.functional.cross_entropy(model(x).float(), y).backward()
+
+
+def one(model, optimizer, step, rank=None):
+    optimizer.zero_grad()
+    backward(model, step, rank)
+    optimizer.step()
+
+
+def digests(steps, **options):
+    """The parameters' after every step, and stats() and explain() at the end."""
+    model, optimizer, outer = made(**options)
+    with contextlib.closing(outer):
+        found = []
+        for step in range(steps):
+            one(model, optimizer, step)
+            found.append(digest(model))
+        return found, outer.stats(), outer.explain()
+
+
+def by_the_papers(steps, every=1, spec="none", outer="average", *, optimizer="AdamW", lr=1e-2, warmup=0, **_):
+    """As `digests`, of this rank: local SGD's and DiLoCo's algorithm (2311.08105), with the codec's own frames for what is exchanged."""
+    torch.manual_seed(7)
+    model, codec, world = Net(32), laconic.Codec(spec), dist.get_world_size()
+    inner = getattr(torch.optim, optimizer)(model.parameters(), lr=lr)
+    anchors = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
+    residuals = [laconic.Residual(p.numel()) for p in anchors]
+    rule = outer(anchors) if callable(outer) else torch.optim.SGD(anchors, lr=1.0)
+    found = []
+    for step in range(1, steps + 1):
+        one(model, inner, step - 1)
+        if step <= warmup or step % every == 0:
+            changes = [(a - p).detach() for a, p in zip(anchors, model.parameters())]
+            sent = [codec.encode(d, step=step, residual=r) if d.numel() > SMALL and spec != "none" else d for d, r in zip(changes, residuals)]
+            for i, theirs in enumerate(zip(*gathered(sent))):
+                total = torch.zeros_like(anchors[i])
+                for one_of_them in theirs:
+                    total += one_of_them if isinstance(one_of_them, torch.Tensor) else codec.decode(one_of_them, torch.empty_like(anchors[i]))
+                anchors[i].grad = total / world
+            rule.step()
+            with torch.no_grad():
+                for p, a in zip(model.parameters(), anchors):
+                    p.copy_(a)
+        found.append(digest(model))
+    return found
+
+
+def against_the_papers(cases, steps=7):
+    """[(digests, what they should be, stats)] of each case."""
+    results = []
+    for options in cases:
+        found, stats, _ = digests(steps, strategy="gather_all", **options)
+        results.append((found, by_the_papers(steps, **options), stats))
+    return results
+
+
+def sums_of_changes(spec, rounds=20, **options):
+    """What this rank has changed in all, what the anchor moved by, and what entries of the state hold, each as a float64 sum by parameter."""
+    model, _, outer = made(spec=spec, hook=False, **options)
+    with contextlib.closing(outer):
+        before = {name: a.double() for name, a in outer.anchor.items()}
+        changed = {name: torch.zeros_like(a) for name, a in before.items()}
+        g = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(rounds):
+            with torch.no_grad():
+                for (name, p), a in zip(model.named_parameters(), outer.anchor.values()):
+                    p.add_(torch.randn(p.shape, generator=g), alpha=0.01)
+                    changed[name] += a.double() - p.double()
+            outer.after_step()
+        moved = {name: before[name] - a.double() for name, a in outer.anchor.items()}
+        return changed, moved, outer.state_dict()["session"]["tensors"], outer.stats()
+
+
+def resumed_at(stops, steps, every, **options):
+    """The digests of a run without a stop, and of one that is saved, thrown away and resumed after each of these steps."""
+    whole, _, _ = digests(steps, every=every, **options)
+    model, optimizer, outer = made(every=every, **options)
+    found = []
+    for step in range(steps):
+        one(model, optimizer, step)
+        found.append(digest(model))
+        if step in stops:
+            saved = copy.deepcopy([model.state_dict(), optimizer.state_dict(), outer.state_dict()])
+            outer.close()
+            model, optimizer, outer = made(every=every, seed=8, **options)
+            for thing, state in zip((model, optimizer, outer), saved):
+                thing.load_state_dict(state)
+    rounds = outer.stats()["rounds"]
+    outer.close()
+    return whole, found, rounds
