@@ -85,19 +85,37 @@ def against_the_papers(cases, steps=7):
     return results
 
 
-def sums_of_changes(spec, rounds=20, **options):
-    """What this rank has changed in all, what the anchor moved by, and what entries of the state hold, each as a float64 sum by parameter."""
+def fail_once(outer, what="the test told this rank to fail"):
+    """Every exchange of the next round fails on this rank before anything is sent, as if it had no memory."""
+    driver = outer._exchange.opened.worker._driver
+    submit = driver.submit
+
+    def fails(*arguments, **keywords):
+        driver.submit = submit
+        return submit(*arguments, **{**keywords, "failure": laconic.LaconicError(101, "internal", what, "stop telling it")})
+
+    driver.submit = fails
+
+
+def sums_of_changes(spec, rounds=20, failing=None, **options):
+    """What this rank has changed in all, what the anchor moved by, the entries of its state, and its counters. `failing`: (rank, round)."""
     model, _, outer = made(spec=spec, hook=False, **options)
     with contextlib.closing(outer):
         before = {name: a.double() for name, a in outer.anchor.items()}
         changed = {name: torch.zeros_like(a) for name, a in before.items()}
         g = torch.Generator().manual_seed(dist.get_rank())
-        for _ in range(rounds):
+        for number in range(rounds):
+            if failing == (dist.get_rank(), number):
+                fail_once(outer)
             with torch.no_grad():
                 for (name, p), a in zip(model.named_parameters(), outer.anchor.values()):
                     p.add_(torch.randn(p.shape, generator=g), alpha=0.01)
                     changed[name] += a.double() - p.double()
-            outer.after_step()
+            try:
+                outer.after_step()
+            except laconic.LaconicError:
+                assert failing is not None and number == failing[1]
+            assert all(torch.equal(p, a) for p, a in zip(model.parameters(), outer.anchor.values()))
         moved = {name: before[name] - a.double() for name, a in outer.anchor.items()}
         return changed, moved, outer.state_dict()["session"]["tensors"], outer.stats()
 

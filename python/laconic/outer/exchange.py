@@ -53,12 +53,13 @@ def _sum(engine, values: torch.Tensor) -> None:
     engine.wait(engine._begun_beside(sent, dist.all_reduce, values.view(-1)))  # noqa: SLF001
 
 
-class Partly(Exception):  # noqa: N818
-    """`error`: why some parts of a round have failed, on all ranks; the others have their means."""
+class Failed(Exception):  # noqa: N818
+    """A round has failed on all ranks. `undelivered`: indices of the parameters whose mean has not come; `unkept`: those of them whose change
+    is in no residual. `over`: the engine has failed, and ranks may not agree on what was delivered."""
 
-    def __init__(self, error: LaconicError):
+    def __init__(self, error: LaconicError, undelivered, unkept, *, over: bool):
         super().__init__(str(error))
-        self.error = error
+        self.error, self.undelivered, self.unkept, self.over = error, list(undelivered), list(unkept), over
 
 
 def _cut(worker, layout: Layout):
@@ -128,27 +129,27 @@ class Together:
     # ---- a round ------------------------------------------------------------------------------------------------------------------------
 
     def mean(self, change: torch.Tensor, step: int) -> None:
-        """Replaces the change by its mean over all ranks, which is the same bits on each. On every rank, `Partly`: of what has failed, the mean
-        is zero; LaconicError: the engine has failed, and what the change holds is undefined. What was not delivered is in the residuals."""
+        """Replaces the change by its mean over all ranks, which is the same bits on each. Raises Failed, on every rank."""
         worker = self._worker
         worker.step = step
         if worker.broken is not None:
-            raise worker.broken
+            raise self._failed(worker.broken)
         if self.all_raw and (self._stage.path == "in_place" or self._group_sums(change)):
             self._sum_raw(change, step)
             return
-        parts = [(change[begin:end], layout) for begin, end, layout in self._parts]
-        futures = [worker.submit(layout, part, index=index) for index, (part, layout) in enumerate(parts)]
+        futures = [worker.submit(layout, change[begin:end], index=index) for index, (begin, end, layout) in enumerate(self._parts)]
         worker.next_step()
         values = [future.wait() for future in futures]
         failures = [value for value in values if isinstance(value, LaconicError)]
-        if failures and worker.broken is None:  # as every rank knows
-            for value, (part, _) in zip(values, parts):
-                if isinstance(value, LaconicError):
-                    part.zero_()
-            raise Partly(failures[0])
         if failures:
-            raise failures[0]
+            undelivered = [p for value, (_, _, layout) in zip(values, self._parts) if isinstance(value, LaconicError) for p in layout.parameters]
+            held = {name.removeprefix("residual/") for name, _, _ in worker.session.entries()}
+            raise Failed(failures[0], undelivered, [p for p in undelivered if worker.session.names[p] not in held], over=worker.broken is not None)
+
+    def _failed(self, error: LaconicError) -> Failed:
+        """Nothing was delivered."""
+        everything = self._layout.parameters
+        return Failed(error, everything, everything, over=self._worker.broken is not None)
 
     def _group_sums(self, change) -> bool:
         try:
@@ -168,15 +169,17 @@ class Together:
             else:
                 dist.all_reduce(change, group=self._group)
         except RuntimeError as error:
-            raise worker.exchanges.sum_failed(error, self._layout, step) from error
+            raise self._failed(worker.exchanges.sum_failed(error, self._layout, step)) from error
 
     def average(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Means of these, uncompressed, as float32 on the host."""
+        """Means of these, uncompressed, as float32 on the host. Raises Failed, on every rank."""
+        if self._worker.broken is not None:
+            raise self._failed(self._worker.broken)
         flat = torch.cat([t.detach().to("cpu", torch.float32).reshape(-1) for t in tensors]).mul_(1.0 / self.world)
         try:
             self._agreed(_sum, self._worker.engine, flat)
         except RuntimeError as error:
-            raise self._worker.exchanges.sum_failed(error, self._layout, self._worker.step) from error
+            raise self._failed(self._worker.exchanges.sum_failed(error, self._layout, self._worker.step)) from error
         return [mean.view(t.shape) for t, mean in zip(tensors, flat.split([t.numel() for t in tensors]))]
 
     # ---- between two rounds ----------------------------------------------------------------------------------------------------------------

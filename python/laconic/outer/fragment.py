@@ -36,6 +36,8 @@ class Fragment:
         self._starts = list(self._anchors)  # what parameters were after the last round
         for i in self._narrow:
             self._starts[i] = torch.empty(parameters[i].shape, dtype=parameters[i].dtype, device=device)
+        #: what a failed round has delivered to no rank, and no residual holds: by parameter, part of the next change
+        self.kept: dict[int, torch.Tensor] = {}
         self.rule = rules.make(outer, self.anchors, self.anchor, self.change)
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -59,6 +61,20 @@ class Fragment:
         else:
             self.change.copy_(self.anchor)
         torch._foreach_sub_(self._changes, self.parameters)  # noqa: SLF001
+        for i, values in self.kept.items():
+            self._changes[i].add_(values)
+
+    @torch.no_grad()
+    def fail(self, undelivered: list[int], unkept: list[int], *, over: bool) -> None:
+        """A round has failed before parameters were touched; see exchange.Failed. The change is the mean of what was delivered, and 0 elsewhere;
+        if all is over, nothing was delivered as far as this rank knows, and means are kept as everybody's own."""
+        kept = {i: (self._starts[i].float() - self.parameters[i]).add_(self.kept.get(i, 0.0)) for i in unkept}
+        if over:
+            kept.update((i, change.clone()) for i, change in enumerate(self._changes) if i not in set(undelivered))
+        else:
+            for i in undelivered:
+                self._changes[i].zero_()
+        self.kept = kept
 
     def finite(self) -> bool:
         """Whether the mean is. The same on all ranks, since the mean is."""

@@ -15,7 +15,7 @@ from ..core._checks import U64
 from ..exchange.state import check_fields, check_number, corrupt, fingerprint
 
 VERSION = 1
-_FIELDS = {"version", "counts", "anchor", "outer", "session", "fingerprint"}
+_FIELDS = {"version", "counts", "anchor", "kept", "outer", "session", "fingerprint"}
 
 
 @dataclasses.dataclass
@@ -34,13 +34,14 @@ class Counts:
 
 def saved(fragment, names: list[str], exchange, counts: Counts) -> dict:
     state = {"version": VERSION, "counts": dataclasses.asdict(counts), "anchor": {name: a.detach().to("cpu", copy=True) for name, a in zip(names, fragment.anchors)},
+             "kept": {names[i]: values.to("cpu", copy=True) for i, values in fragment.kept.items()},
              "outer": copy.deepcopy(fragment.rule.state_dict()), "session": exchange.state()}
     return {**state, "fingerprint": _print(state)}
 
 
 def _print(state: dict) -> str:
     """Of all that is saved: a mixture of several ranks' states has another one."""
-    tensors: list = [(f"anchor {name}", values) for name, values in state["anchor"].items()]
+    tensors: list = [(f"{kind} {name}", values) for kind in ("anchor", "kept") for name, values in state[kind].items()]
     plain = _flattened("outer", state["outer"], tensors), _flattened("session", state["session"], tensors), state["counts"], state["version"]
     return hashlib.blake2b((json.dumps(plain, sort_keys=True) + fingerprint(tensors)).encode(), digest_size=16).hexdigest()
 
@@ -63,7 +64,9 @@ def prepared(state: dict, fragment, names: list[str], exchange):
     if check_number("version", state["version"], U64) != VERSION:
         raise errors.error("state_version", f"state has version {state['version']}, this package reads {VERSION}", "load it with the version that wrote it")
     counts = _counts(state["counts"])
-    anchors = _anchors(state["anchor"], names, fragment.anchors)
+    shapes = {name: anchor.shape for name, anchor in zip(names, fragment.anchors)}
+    anchors = _tensors("anchor", state["anchor"], shapes)
+    kept = _tensors("kept", state["kept"], {name: shape for name, shape in shapes.items() if name in state["kept"]} if isinstance(state["kept"], dict) else {})
     load_session = exchange.prepare(state["session"])
     try:
         same = state["fingerprint"] == _print(state)
@@ -82,8 +85,9 @@ def prepared(state: dict, fragment, names: list[str], exchange):
     def load() -> None:
         load_session()
         with torch.no_grad():
-            for anchor, values in zip(fragment.anchors, anchors):
-                anchor.copy_(values)
+            for name, anchor in zip(names, fragment.anchors):
+                anchor.copy_(anchors[name])
+        fragment.kept = {names.index(name): values.to(fragment.anchor.device, copy=True) for name, values in kept.items()}
         fragment.anchor_loaded()
 
     return load, counts
@@ -101,23 +105,23 @@ def _counts(counts) -> Counts:
     return Counts(**counts)
 
 
-def _anchors(values, names: list[str], anchors) -> list[torch.Tensor]:
+def _tensors(what: str, values, shapes: dict) -> dict[str, torch.Tensor]:
+    """Finite float32 tensors by name, of these shapes."""
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise corrupt("anchor is not a dict of tensors by name")
-    strange, missing = ([name for name in some if name not in set(others)] for some, others in ((values, names), (names, values)))
+        raise corrupt(f"{what} is not a dict of tensors by name")
+    strange, missing = ([name for name in some if name not in others] for some, others in ((values, shapes), (shapes, values)))
     if strange or missing:
         told = ", ".join(filter(None, [f"the state has {strange[0]}" if strange else "", f"this model has {missing[0]}" if missing else ""]))
         raise errors.error("state_model", f"the state is another model's: {told}", "load it into the model that it was saved from")
-    for name, anchor in zip(names, anchors):
-        saved = values[name]
+    for name, saved in values.items():
         if not isinstance(saved, torch.Tensor) or saved.dtype != torch.float32 or saved.layout != torch.strided or saved.device.type == "meta":
-            raise corrupt(f"the anchor of {name} is not a tensor of float32 values")
-        if saved.shape != anchor.shape:
-            raise errors.error("state_model", f"{name} has the shape {tuple(saved.shape)} in the state and {tuple(anchor.shape)} in this model",
+            raise corrupt(f"{what} of {name} is not a tensor of float32 values")
+        if saved.shape != shapes[name]:
+            raise errors.error("state_model", f"{name} has the shape {tuple(saved.shape)} in the state and {tuple(shapes[name])} in this model",
                                "load it into the model that it was saved from")
         if not bool(saved.isfinite().all()):
-            raise corrupt(f"the anchor of {name} holds a value that is not finite")
-    return [values[name] for name in names]
+            raise corrupt(f"{what} of {name} holds a value that is not finite")
+    return values
 
 
 def of_one_rank(state) -> None:

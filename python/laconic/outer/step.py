@@ -201,35 +201,42 @@ class OuterStep:
     def _round(self) -> None:
         counts, fragment, begin = self._counts, self._fragment, time.perf_counter()
         counts.last_round = counts.inner_steps
-        buffers, means, partly = (), (), None
         fragment.take_change()
+        buffers, means, failure = self._trained.float_buffers if self.settings.average_buffers else [], [], None
         try:
-            if self.settings.average_buffers and (buffers := self._trained.float_buffers):
+            if buffers:
                 means = self._exchange.average(buffers)
             self._exchange.mean(fragment.change, counts.inner_steps)
-        except exchange.Partly as failed:
-            partly = failed.error
-        except LaconicError as error:
+            fragment.kept = {}
+        except exchange.Failed as failed:
             counts.failed_rounds += 1
-            fragment.restore()
-            raise _of_rounds(error) from error
+            failure = failed
+            fragment.fail(failed.undelivered, failed.unkept, over=failed.over)
         counts.exchange_seconds += time.perf_counter() - begin
-        if not fragment.finite():
-            counts.dropped_rounds += 1
-            fragment.restore()
-            if self.settings.on_non_finite == "raise":
-                raise errors.error("non_finite", f"step {counts.inner_steps}: some rank's parameters are not finite; the round was dropped and parameters "
-                                   "returned to the anchor", 'lower the learning rate, or use on_non_finite="skip"')
+        if failure is None or not failure.over:
+            failure = self._apply(buffers, means) or failure
         else:
+            fragment.restore()
+        counts.exposed_seconds += time.perf_counter() - begin
+        if failure is not None:
+            raise _of_rounds(failure.error) from failure.__cause__
+
+    def _apply(self, buffers, means) -> exchange.Failed | None:
+        """The outer rule steps by the mean; or, as every rank sees in the mean, it is not finite."""
+        counts, fragment = self._counts, self._fragment
+        if fragment.finite():
             fragment.step()
             with torch.no_grad():
                 for buffer, mean in zip(buffers, means):
                     buffer.copy_(mean)
             counts.rounds += 1
-        if partly is not None:
-            counts.failed_rounds += 1
-            raise _of_rounds(partly)
-        counts.exposed_seconds += time.perf_counter() - begin
+            return None
+        counts.dropped_rounds += 1
+        fragment.restore()
+        if self.settings.on_non_finite == "skip":
+            return None
+        return exchange.Failed(errors.error("non_finite", f"step {counts.inner_steps}: some rank's parameters are not finite; the round was dropped and "
+                                            "parameters returned to the anchor", 'lower the learning rate, or use on_non_finite="skip"'), (), (), over=False)
 
     @contextlib.contextmanager
     def at_anchor(self):
