@@ -201,6 +201,10 @@ class OuterStep:
     def _round(self) -> None:
         counts, fragment, begin = self._counts, self._fragment, time.perf_counter()
         counts.last_round = counts.inner_steps
+        if self._exchange.world == 1 and self.settings.outer == "average":  # anchor - (anchor - parameter) would round
+            counts.rounds += 1
+            fragment.take_parameters()
+            return
         fragment.take_change()
         buffers, means, failure = self._trained.float_buffers if self.settings.average_buffers else [], [], None
         try:
