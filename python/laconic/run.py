@@ -39,7 +39,9 @@ def _parse(arguments):
     parser.add_argument("--small-elements", type=int, default=4096, help="parameters up to this size are sent uncompressed")
     parser.add_argument("--threads", type=_threads, default="auto", metavar="N",
                         help="for encoding and decoding: auto (1; with an accelerator the rank's share of the CPUs) or a number")
-    parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps are sent uncompressed")
+    parser.add_argument("--every", type=_whole(1), default=None, metavar="N",
+                        help="exchange the changes of parameters after every N optimizer steps, in place of gradients: 1 for Adam (laconic.OuterStep)")
+    parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps are sent uncompressed; with --every, each of them is a round")
     parser.add_argument("--control", metavar="TEXT", default=None,
                         help="control policy that changes settings during training, such as dc2 (else LACONIC_CONTROL)")
     parser.add_argument("--record", metavar="FILE", default=None,
@@ -62,7 +64,12 @@ def _parse(arguments):
     parser.add_argument("-m", dest="module", action="store_true", help="the script is a module name")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.every is not None and options.aggregator is not None:
+        parser.error("--aggregator sums gradients; leave it or --every out")
+    if options.every is not None and options.state is not None and options.state_every % options.every:
+        parser.error(f"--state-every {options.state_every} is not a multiple of --every {options.every}: ranks have the same parameters after a round only")
+    return options
 
 
 def _listen_for_torch() -> None:

@@ -56,6 +56,15 @@ class Model:
             self.handle.tell_last_changes()
             self.handle = None
 
+    def before_forward(self) -> None:
+        if self.keeper is not None and self.handle is not None:
+            self.keeper.before_forward()
+
+    def tell_last_changes(self) -> None:
+        handle = self.handle
+        if handle is not None:  # closed or not: its thread may be about to say it, and ends with the process
+            handle.tell_last_changes()
+
     def save_last(self) -> None:
         """At the end of the process."""
         wrapper, handle = self.wrapper(), self.handle  # neither may go away meanwhile
@@ -81,6 +90,7 @@ class Process:
         self.starter = starter  # the user started it, and none above it is under laconic.run
         self.rank: int | None = None  # in the default group, of which the process is or was a member
         self.optimizers = False
+        self.watches_steps = False  # of optimizers, under --every
         self.scalers: weakref.WeakSet = weakref.WeakSet()  # torch's GradScalers
         self.constructed = 0  # wrappers that were made here
         self.trained = 0  # wrappers that came to a forward pass with gradients; copies of the former may be among them
@@ -118,7 +128,7 @@ def start(options) -> None:
              "state_keep": options.state_keep, "control": options.control, "record": options.record and os.path.abspath(options.record),
              "rules": options.rules and os.path.abspath(options.rules), "aggregator": options.aggregator,
              "token": options.token and os.path.abspath(options.token), "quorum": options.quorum, "deadline_ms": options.deadline_ms,
-             "auth": options.auth, "multicast": options.multicast, "met": _new_sign() if above is None else above.met}
+             "auth": options.auth, "multicast": options.multicast, "every": options.every, "met": _new_sign() if above is None else above.met}
     os.environ[VARIABLE] = json.dumps(given)
 
 
@@ -178,8 +188,13 @@ def imported(module) -> None:
             package.init_process_group = module.init_process_group
     elif name == "torch.optim.optimizer":
         _wrap(module.Optimizer, "__init__", after=_note_optimizer)
+        if _options().every is not None and not _process.watches_steps:
+            _process.watches_steps = True
+            module.register_optimizer_step_pre_hook(_before_any_step)
     elif name in ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler"):
         _wrap(module.GradScaler, "__init__", after=_note_scaler)
+        if _options().every is not None:
+            _watch_scaler(module.GradScaler)
     elif name == "torch.distributed.fsdp.fully_sharded_data_parallel":
         _wrap(module.FullyShardedDataParallel, "__init__", after=_note_sharded)
     else:
@@ -267,8 +282,8 @@ def _before_forward(wrapper) -> None:
     model = _models.get(wrapper)
     if model is None:
         _first_forward(wrapper)
-    elif model.keeper is not None and model.handle is not None:
-        model.keeper.before_forward()
+    else:
+        model.before_forward()
 
 
 def _before_sharded_forward(state) -> None:
@@ -291,6 +306,8 @@ def _first_sharded_forward(model: Model, module) -> str:
     from ..fsdp.layout import units_of
 
     units, options, world = units_of(module), _options(), dist.group.WORLD
+    if options.every is not None:
+        return "--every is for DistributedDataParallel"
     hooks = [unit.other_hook for unit in units if unit.other_hook is not None]
     if hooks or handle_of(module) is not None:
         ours = not hooks or isinstance(getattr(hooks[0], "__self__", None), type(units[0]))
@@ -312,6 +329,8 @@ def _first_forward(wrapper) -> None:
     keeps_state = False
     if hook is not None:
         _stand_aside(wrapper, hook)
+    elif options.every is not None:
+        model = _outer_model(wrapper, options)
     else:  # a script that catches the error and tries again gets it again
         keeps_state = _all_keep_state(wrapper.process_group, options) and not environment.disabled()
         _attach(model, wrapper, options, wrapper.process_group)
@@ -319,6 +338,55 @@ def _first_forward(wrapper) -> None:
     _process.trained += 1
     if keeps_state:
         _resume(model, options)
+
+
+def _outer_model(wrapper, options):
+    """Gradients stay local from here on; the rest when its optimizer steps."""
+    from .outer import OuterModel, OuterStep
+
+    group = wrapper.process_group
+
+    def make(wrapper, optimizer):
+        _end_with_a_word()
+        return OuterStep(wrapper, optimizer, spec=options.spec, every=options.every, seed=options.seed, strategy=options.strategy, down=options.down,
+                         small_elements=options.small_elements, threads=options.threads, warmup=options.warmup, scaler=_scaler(group),
+                         rules=options.rules, control=options.control, record=_next_record(options))
+
+    model = OuterModel(wrapper, options, lambda: _all_keep_state(group, options) and not environment.disabled(), make)
+    _process.models.append(model)
+    _end_with_a_word()
+    return model
+
+
+def _before_step(optimizer):
+    """Of any optimizer, before its step. The OuterStep that was made for it here."""
+    made = None
+    for model in list(_process.models):
+        if getattr(model, "waits", False):
+            made = model.before_step(optimizer, [other.keeper for other in _process.models if other.keeper is not None]) or made
+    return made
+
+
+def _before_any_step(optimizer, _arguments, _keywords) -> None:
+    _before_step(optimizer)
+
+
+def _watch_scaler(scaler_class) -> None:
+    """A first step that a GradScaler skips on this rank is the first one all the same."""
+    original = scaler_class.step
+    if getattr(original, "laconic_listens", False):
+        return
+
+    @functools.wraps(original)
+    def step(self, optimizer, *arguments, **keywords):
+        made = _before_step(optimizer)
+        result = original(self, optimizer, *arguments, **keywords)
+        if made is not None and made.step == 0:
+            made.step_skipped()
+        return result
+
+    step.laconic_listens = True
+    scaler_class.step = step
 
 
 def _attach(model: Model, wrapper, options, group) -> None:
@@ -350,7 +418,7 @@ def _resume(model: Model, options) -> None:
 
 
 def _stand_aside(wrapper, hook: str) -> None:
-    whose = "the script attaches laconic itself" if hook == "laconic_hook" else (
+    whose = "the script attaches laconic itself" if hook in ("laconic_hook", "outer_step_keeps_gradients_local") else (
         f"the script registered its own communication hook ({hook})")
     state = "; --state saves nothing for this model" if _options().state else ""
     _warn_on_first(wrapper.process_group, f"{whose}; laconic.run leaves this model as it is{state}")
@@ -359,13 +427,20 @@ def _stand_aside(wrapper, hook: str) -> None:
 def _all_keep_state(group, options) -> bool:
     """Loading a state takes all ranks, so they tell each other first, in the group's store: no collective that one of them
     would miss."""
+    import torch.distributed as dist
+
     from ..engines.group import Meeting, listed
 
-    said = Meeting(group, WITH_STATE if options.state else UNDER_RUN).words
-    alone = [rank for rank, word in enumerate(said) if word not in (UNDER_RUN, WITH_STATE)]
+    every = "" if options.every is None else f" --every {options.every}"
+    said = Meeting(group, (WITH_STATE if options.state else UNDER_RUN) + every).words
+    alone = [rank for rank, word in enumerate(said) if not word.startswith(UNDER_RUN)]
     if alone:
         raise errors.error("ranks_disagree", f"rank {listed(alone)} calls laconic.attach and does not run under laconic.run, as the "
                            "others are", "start every rank the same way")
+    other = [rank for rank, word in enumerate(said) if word.partition(" --every ")[2] != every.partition(" --every ")[2]]
+    if other:
+        raise errors.error("ranks_disagree", f"rank {listed(other)} runs with another --every than rank {dist.get_rank(group)}", "start every rank the same way")
+    said = [word.partition(" --every ")[0] for word in said]
     without = [rank for rank, word in enumerate(said) if word == UNDER_RUN]
     if WITH_STATE in said and without:
         _warn_on_first(group, f"rank {listed(without)} runs without --state: no rank saves or loads state")
@@ -404,9 +479,7 @@ def finish(ended: str) -> None:
         return
     _process.summed_up = True
     for model in list(_process.models):
-        handle = model.handle
-        if handle is not None:  # closed or not: its thread may be about to say it, and ends with the process
-            handle.tell_last_changes()
+        model.tell_last_changes()
         stats = model.stats()
         if stats is not None:
             print(f"laconic: {_summary(stats)}", file=sys.stderr)
@@ -444,6 +517,9 @@ def _not_attached(ended: str) -> str | None:
     if idle > 0:
         reasons.append(f"{idle} of {process.constructed} DistributedDataParallel models: no forward pass through the wrapper "
                        "recorded gradients")
+    still = sum(1 for model in process.models if getattr(model, "never_stepped", False))
+    if still:
+        reasons.append(f"--every: no optimizer of torch has stepped the parameters of {still} models, whose gradients stay local")
     if reasons:
         return "not compressed: " + "; ".join(reasons)
     if not process.constructed and not process.trained and not process.sharded:

@@ -90,14 +90,18 @@ class Keeper:
         self.done = threading.Event()  # the handle has ended, and what it held was saved
         self._name = name
         self._folder, self._every, self._keep = Path(options.state), options.state_every, options.state_keep
-        header = handle.worker.session.header()
-        self._model, self._world = f"{header['model_hash']:016x}", header["world"]
+        self._model, self._world = self._header()
         self._rank = dist.get_rank()  # in the default group: several groups may share the folder
         same = [other.ordinal for other in others if other._model == self._model and not other.done.is_set()]
         self.ordinal = 1 + max(same, default=-1)
         self._saved_step = handle.step
         self._updates = Updates(handle)
         self._warned = False
+
+    def _header(self) -> tuple[str, int]:
+        """Hash of the model, and number of ranks."""
+        header = self.handle.worker.session.header()
+        return f"{header['model_hash']:016x}", header["world"]
 
     # ---- saving ---------------------------------------------------------------------------------------------------------
 

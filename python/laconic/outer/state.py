@@ -78,12 +78,14 @@ def prepared(state: dict, fragment, names: list[str], exchange):
     try:
         fragment.rule.load_state_dict(copy.deepcopy(state["outer"]))
     except Exception as error:  # noqa: BLE001  torch's own refusals
-        fragment.rule.load_state_dict(before)
         raise errors.error("state_spec", f"the state is another outer optimizer's: {type(error).__name__}: {error}", "create OuterStep as the saved run did") \
             from error
+    finally:
+        fragment.rule.load_state_dict(before)
 
     def load() -> None:
         load_session()
+        fragment.rule.load_state_dict(copy.deepcopy(state["outer"]))
         with torch.no_grad():
             for name, anchor in zip(names, fragment.anchors):
                 anchor.copy_(anchors[name])

@@ -108,10 +108,12 @@ class OuterStep:
             own_group = group_of(model, group)
             settings.check()
             trained = Trained(model, own_group)
-            self._optimizer = check_optimizer(optimizer, trained) if hook or optimizer is not None else None
+            #: torch's own, inside of what frameworks wrap around it; None: several, or none was given
+            self.optimizer = check_optimizer(optimizer, trained) if hook or optimizer is not None else None
             fragment = Fragment(trained.parameters, outer)
             if trained.ddp is not None:
                 keep_gradients_local(trained.ddp)
+                trained.ddp = None  # it may be collected before its optimizer is
         except LaconicError as error:
             refusal = error
         if own_group is not None:
@@ -127,7 +129,7 @@ class OuterStep:
                             rules=[] if disabled else rules, control="" if disabled else control, record=record)
             layout = Layout(range(len(trained.parameters)), fragment.offsets, fragment.elements)
             self._exchange = exchange.Together(own_group, meeting, trained, asked, layout)
-        self._closed = False
+        self.closed = False  #: by close()
         try:
             self._begin()
         except LaconicError:
@@ -135,10 +137,10 @@ class OuterStep:
             raise
         self._ends: list = []
         if hook:
-            self._ends.append(self._optimizer.register_step_post_hook(self._stepped).remove)
+            self._ends.append(self.optimizer.register_step_post_hook(self._stepped).remove)
         self._scaler = scaler
-        if scaler is not None and self._optimizer is not None:
-            self._ends.append(Skips(scaler, self._optimizer, lambda: self._counts.inner_steps, self._skipped).end)
+        if scaler is not None and self.optimizer is not None:
+            self._ends.append(Skips(scaler, self.optimizer, lambda: self._counts.inner_steps, self.step_skipped).end)
         if self._exchange.rank == 0 and not quiet:
             environment.say(self._describe(disabled))
 
@@ -172,7 +174,8 @@ class OuterStep:
                                "when it skips one", "pass it: OuterStep(..., scaler=scaler)")
         self.after_step()
 
-    def _skipped(self) -> None:
+    def step_skipped(self) -> None:
+        """A step without a change on this rank: as `after_step`, and counted. With `scaler=`, it is called where the scaler skips."""
         self._counts.skipped_steps += 1
         self.after_step()
 
@@ -252,7 +255,7 @@ class OuterStep:
             yield
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise errors.error("invalid_argument", "this OuterStep is closed", "create another one, on a newly wrapped model")
 
     # ---- what users ask ---------------------------------------------------------------------------------------------------------------
@@ -265,6 +268,16 @@ class OuterStep:
     @property
     def rank(self) -> int:
         return self._exchange.rank
+
+    @property
+    def at_round(self) -> bool:
+        """Whether the last step was followed by a round: then parameters are the anchor, on all ranks."""
+        return self._counts.last_round == self._counts.inner_steps
+
+    @property
+    def parameters(self) -> list:
+        """(name, tensor) of what is trained, in the model's order."""
+        return list(zip(self._trained.names, self._trained.parameters))
 
     @property
     def anchor(self) -> dict[str, torch.Tensor]:
@@ -307,18 +320,31 @@ class OuterStep:
         Raises:
             LaconicError: the state belongs to another rank, world, model or spec, or is damaged. Nothing is changed then.
         """
+        self.prepare(saved)()
+
+    def prepare(self, saved: dict):
+        """Checks a saved state as load_state_dict does. Returns a call that loads it and cannot fail."""
         self._check_open()
         load, counts = state.prepared(saved, self._fragment, self._trained.names, self._exchange)
-        load()
-        self._counts = counts
+
+        def loads() -> None:
+            load()
+            self._counts = counts
+
+        return loads
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every rank's text (at most 500 bytes of UTF-8), in rank order. Collective: every rank calls it between two steps."""
+        self._check_open()
+        return self._exchange.gather_texts(text)
 
     def close(self) -> None:
         """Ends the rounds and frees the memory of the exchange; stats() and explain() stay available. Gradients of a DistributedDataParallel
         model stay local: wrap the model again for another run. Every rank calls it.
         """
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         for end in self._ends:
             end()
         self._exchange.close()
