@@ -68,8 +68,9 @@ def model(width=48):
 class Trainer:
     """Hugging Face's: wraps the model, calls callbacks with the model inside, makes checkpoint folders on all ranks."""
 
-    def __init__(self, net, callback, folder, **arguments):
-        self.net, self.callback = net, callback
+    def __init__(self, net, callback, folder, *, optimizer="SGD", whose=None, **arguments):
+        """`whose`: the rank from whose checkpoint all ranks resume, as they do in Hugging Face's; else each has its own."""
+        self.net, self.callback, self.kind, self.whose = net, callback, optimizer, whose
         self.args = types.SimpleNamespace(**{"output_dir": str(folder), "resume_from_checkpoint": None, "save_only_model": False,
                                              "deepspeed": None, "fsdp": [], **arguments})
         self.wrapped = self.optimizer = None
@@ -77,9 +78,11 @@ class Trainer:
     def train(self, until, *, resume=None, save_at=(), search=False):
         state = types.SimpleNamespace(global_step=0, is_hyper_param_search=search)
         self.wrapped = self.wrapped or DistributedDataParallel(self.net)
+        if self.optimizer is None and self.kind == "AdamW":
+            self.optimizer = torch.optim.AdamW(self.wrapped.parameters(), lr=0.01)
         self.optimizer = self.optimizer or torch.optim.SGD(self.wrapped.parameters(), lr=0.05, momentum=0.9)
         if resume is not None:
-            saved = torch.load(Path(resume, f"stub-{dist.get_rank()}.pt"))
+            saved = torch.load(Path(resume, f"stub-{dist.get_rank() if self.whose is None else self.whose}.pt"))
             self.net.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer"])
             state.global_step = saved["step"]
@@ -122,6 +125,19 @@ def test_resumed_trainer_equals_the_uninterrupted_one(pools, tmp_path, spec):
     assert zero_lines(resumed) == ["residuals continue at step 4"]
     assert len({outcome["hash"] for outcome in whole + resumed}) == 1
     assert resumed[1]["step"] == 8
+
+
+@pytest.mark.parametrize(("every", "saved"), [(1, 4), (3, 3), (3, 4)])
+def test_resumed_trainer_with_outer_steps_equals_the_uninterrupted_one(pools, tmp_path, every, saved):
+    """Each rank has moments of its own, and between two rounds parameters: all resume from rank 0's checkpoint."""
+    run = {"every": every, "arguments": {"optimizer": "AdamW", "whose": 0}, "until": 9, "folder": tmp_path}
+    whole = pools(2).run(hf, save_at=(saved,), **run)
+    assert whole[0]["files"] == [f"checkpoint-{saved}/laconic-rank-{rank}.pt" for rank in (0, 1)]
+    assert any("a round after every" in line for line in whole[0]["lines"])
+    resumed = pools(2).run(hf, resume=f"checkpoint-{saved}", **run)
+    assert zero_lines(resumed) == [f"residuals continue at step {saved}"]
+    assert len({outcome["hash"] for outcome in whole + resumed}) == 1
+    assert resumed[1]["step"] == 9
 
 
 def lose(folder):
@@ -351,6 +367,7 @@ class Fit:
             self.net.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer_states"][0])
             self.step = saved["step"]
+        self.optimizers = [self.optimizer]
         if ddp:
             self.strategy.model = DistributedDataParallel(self.net)
         self.callback.on_train_start(self, self.net)
@@ -405,6 +422,30 @@ def test_resumed_fit_equals_the_uninterrupted_one(pools, tmp_path, spec):
         assert outcome["again"] == 10, "a second fit goes on with the residuals of the first"
         assert outcome["followed"] == ["save_checkpoint", "remove_checkpoint"], "once, however many fits there are"
         assert outcome["left"] == ["after.ckpt.laconic"], "away with its checkpoint"
+
+
+def fitted_with_outer_steps(folder):
+    """A fit that saves between two rounds, one that resumes, and a second fit of the first Trainer."""
+    _, lightning = callbacks()
+    path = str(Path(folder, "4.ckpt"))
+
+    def made():
+        return Fit(model(), lightning.LaconicCallback("3lc", every=3, **OPTIONS))
+
+    with said() as lines:
+        trainer = made()
+        whole = trainer.fit(9, save_at={4: path})
+        resumed = made().fit(9, ckpt_path=path)
+        again = trainer.fit(12)
+        wrapped = trainer.callback.handle.outer.explain()["every"]
+    return whole, resumed, again, wrapped, lines
+
+
+def test_resumed_fit_with_outer_steps_equals_the_uninterrupted_one(pools, tmp_path):
+    outcomes = pools(2).run(fitted_with_outer_steps, folder=str(tmp_path))
+    (whole, resumed, again, every, lines), other = outcomes
+    assert whole == resumed != again and outcomes[1][:3] == (whole, resumed, again) and every == 3
+    assert [line for line in lines if "residuals" in line] == ["residuals continue at step 4"] and other[4] == []
 
 
 def unfit(folder):

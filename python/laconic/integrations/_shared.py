@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from pathlib import Path
 
 import torch.distributed as dist
@@ -33,14 +34,16 @@ def say_once(text: str, level: int = logging.WARNING) -> None:
         environment.say(text, level)
 
 
-def attach(model, spec: str | None, options: dict, ours, why: str):
+def attach(model, spec: str | None, options: dict, ours, why: str, every: int | None = None, optimizer=None):
     """The wrapper's existing handle, or a new one. None if it is not a wrapper: rank 0 logs why, and training continues.
 
-    `ours`: the handle that this callback got earlier. Raises LaconicError on all ranks if some have a wrapper and others have none.
+    `ours`: the handle that this callback got earlier. `every`: an OuterStep behind the optimizer, with its optimizer. Raises LaconicError on all ranks if some have a wrapper and others have none.
     """
     wrapped = isinstance(model, DistributedDataParallel)
     if world() == 1 and not wrapped:
         return say_once("one process has nothing to exchange: LaconicCallback does not attach", logging.INFO)
+    if every is not None:
+        return _outer(model, spec, {"every": every, **options}, optimizer) if wrapped else say_once(f"nothing is compressed: {why}")
     handle = handle_of(model)
     if handle is None:
         try:
@@ -58,13 +61,36 @@ def attach(model, spec: str | None, options: dict, ours, why: str):
     return handle
 
 
+#: wrapper → its OuterStep, with what belongs to it
+_outers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def _outer(wrapper, spec: str | None, options: dict, optimizer):
+    from ..outer import OuterStep
+    from ..outer.model import unwrapped
+    from ..outer.whole import Whole
+
+    whole = _outers.get(wrapper)
+    if whole is None or whole.closed or whole.outer.optimizer is not unwrapped(optimizer):
+        if whole is not None:
+            whole.outer.close()
+        whole = _outers[wrapper] = Whole(OuterStep(wrapper, optimizer, spec=spec, **options))
+        weakref.finalize(wrapper, whole.outer.close).atexit = False
+    return whole
+
+
 def keeps_state(handle) -> bool:
     return handle is not None and not isinstance(handle, PassThrough) and not hasattr(handle, "shards")
 
 
+def of_checkpoint(handle) -> str:
+    """Fingerprint of the parameters that the framework saves now. Collective."""
+    return handle.of_checkpoint() if hasattr(handle, "of_checkpoint") else fingerprint(handle.parameters)
+
+
 def content_of(handle) -> dict:
     """The contents of a rank's state file: its state and the parameters that it belongs to."""
-    return {"version": VERSION, "fingerprint": fingerprint(handle.parameters), "state": handle.state_dict()}
+    return {"version": VERSION, "fingerprint": of_checkpoint(handle), "state": handle.state_dict()}
 
 
 def save(handle, path: Path) -> None:

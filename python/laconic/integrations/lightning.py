@@ -43,14 +43,17 @@ class LaconicCallback(_base()):
 
     Args:
         spec: as for laconic.attach. Default: LACONIC_SPEC.
-        options: further arguments of laconic.attach: `seed`, `threads` or settings of the codec.
+        every: exchange the changes of parameters after every N optimizer steps, in place of gradients, by laconic.OuterStep: 1 for Adam. States
+            then hold each rank's optimizer and parameters, too, and a second fit() begins without the residuals of the first.
+        options: further arguments of laconic.attach, or of laconic.OuterStep: `seed`, `threads` or settings of the codec.
 
-    Attributes: `handle`, the result of laconic.attach; None before training and if nothing is attached.
+    Attributes: `handle`, the result of laconic.attach; None before training and if nothing is attached. With `every`, `handle.outer` is
+    the OuterStep.
     """
 
-    def __init__(self, spec: str | None = None, **options):
+    def __init__(self, spec: str | None = None, *, every: int | None = None, **options):
         super().__init__()
-        self.spec, self.options = spec, options
+        self.spec, self.every, self.options = spec, every, options
         self.handle = None
         #: of the run that has ended: its wrapper goes with it, and checkpoints may still be saved
         self._last: dict | None = None
@@ -61,13 +64,13 @@ class LaconicCallback(_base()):
         last, self._last = self._last, None
         options = {"scaler": getattr(trainer.precision_plugin, "scaler", None), **self.options}
         why = f"this version exchanges gradients of DDP and of FSDP2, and the strategy is a {type(strategy).__name__}"
-        self.handle = _shared.attach(wrapper, self.spec, options, self.handle, why)
+        self.handle = _shared.attach(wrapper, self.spec, options, self.handle, why, self.every, next(iter(trainer.optimizers), None) if self.every is not None else None)
         if not _shared.keeps_state(self.handle):
             return
         _follow(strategy, self)
         if trainer.ckpt_path:
             _shared.resume(self.handle, _places(trainer.ckpt_path, self.handle.rank))
-        elif last is not None:
+        elif last is not None and self.every is None:
             _shared.resume_from(self.handle, last)
 
     def on_train_end(self, trainer, pl_module):

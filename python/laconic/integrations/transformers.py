@@ -31,15 +31,18 @@ class LaconicCallback(TrainerCallback):
 
     Args:
         spec: as for laconic.attach. Default: LACONIC_SPEC.
+        every: exchange the changes of parameters after every N optimizer steps, in place of gradients, by laconic.OuterStep: 1 for Adam. States
+            then hold each rank's optimizer and parameters, too.
         resume_from: the checkpoint folder that training resumes from. Default: args.resume_from_checkpoint, then checkpoint-N in
             args.output_dir, where N is the Trainer's step. Callbacks do not receive the argument of `trainer.train(folder)`.
-        options: further arguments of laconic.attach: `seed`, `threads` or settings of the codec.
+        options: further arguments of laconic.attach, or of laconic.OuterStep: `seed`, `threads` or settings of the codec.
 
-    Attributes: `handle`, the result of laconic.attach; None before training and if nothing is attached.
+    Attributes: `handle`, the result of laconic.attach; None before training and if nothing is attached. With `every`, `handle.outer` is
+    the OuterStep.
     """
 
-    def __init__(self, spec: str | None = None, *, resume_from=None, **options):
-        self.spec, self.resume_from, self.options = spec, resume_from, options
+    def __init__(self, spec: str | None = None, *, every: int | None = None, resume_from=None, **options):
+        self.spec, self.every, self.resume_from, self.options = spec, every, resume_from, options
         self.handle = None
         self._wrapper = _no_wrapper
 
@@ -47,7 +50,7 @@ class LaconicCallback(TrainerCallback):
         wrapper = self._wrapper_of(model)
         options = {"scaler": getattr(optimizer, "scaler", None), **self.options}
         why = "" if wrapper is not None else _why(args, model)
-        self.handle = _shared.attach(model if wrapper is None else wrapper, self.spec, options, self.handle, why)
+        self.handle = _shared.attach(model if wrapper is None else wrapper, self.spec, options, self.handle, why, self.every, optimizer)
         self._wrapper = _no_wrapper if wrapper is None else weakref.ref(wrapper)
         if not _shared.keeps_state(self.handle):
             return
