@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Workers of a group in one process: a session of the C ABI each, in lockstep. Steps are executed for all of them at once, sums
-in rank order; AGGREGATE steps by `laconic serve`, with a thread for each worker, as if they were processes."""
+"""Workers of a group in one process: a session of the C ABI each, in lockstep. Steps are executed for all of them
+together, sums in rank order; AGGREGATE steps by `laconic serve`, with a thread for each worker, as if they were
+processes."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from laconic.exchange.csession import CSession, Layout
 
 LANES = {_lib.F32: numpy.float32, _lib.I32: numpy.int32}
 #: seconds after which a late worker comes in any case: one that was left out four exchanges in a row is waited for
-PATIENCE = 0.5
+TIMEOUT = 0.5
 
 
 def view(address: int, count: int, dtype=numpy.float32) -> numpy.ndarray:
-    """Of memory that is somebody else's."""
+    """A view of memory that another object owns."""
     if not count:
         return numpy.empty(0, dtype)
     room = (ctypes.c_uint8 * (count * numpy.dtype(dtype).itemsize)).from_address(address)
@@ -125,7 +126,7 @@ class VirtualWorkers:
         def run(rank):
             if rank in late:
                 time.sleep(2 * self._deadline)
-                concurrent.futures.wait(begun, PATIENCE)
+                concurrent.futures.wait(begun, TIMEOUT)
             _lib.check(_lib.lib.laconic_aggregator_run(self._aggregators[rank], ctypes.byref(steps[rank]), ctypes.sizeof(_lib.Step)))
 
         begun += [self._threads.submit(run, rank) for rank in range(self.world) if rank not in late]
@@ -139,10 +140,10 @@ class VirtualWorkers:
                 if count:
                     ctypes.memmove(receiver.recv + receiver.recv_offsets[source], sender.send + sender.send_offsets[to], count)
 
-    # ---- what they tell ----
+    # ---- reports ----
 
     def residuals(self, rank: int) -> dict[str, numpy.ndarray]:
-        """By parameter; what travels uncompressed has none."""
+        """For each parameter; uncompressed ones have none."""
         found = {name: (address, count) for name, address, count in self.sessions[rank].entries()}
         return {name: view(*found[f"residual/{name}"])[:count] for name, count in zip(self.names, self.counts)
                 if f"residual/{name}" in found}
@@ -151,7 +152,7 @@ class VirtualWorkers:
         return self.sessions[0].explain()
 
     def stats(self) -> list[dict]:
-        """By worker: the session's, and those of its way to the server."""
+        """For each worker: the session's, and those of its link to the server."""
         found = [session.stats() for session in self.sessions]
         for stats, handle in zip(found, self._aggregators):
             stats.update(json.loads(_lib.lib.laconic_aggregator_stats(handle).decode()))

@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-PATIENCE = datetime.timedelta(seconds=300)
+TIMEOUT = datetime.timedelta(seconds=300)
 
 
 def start(function, world: int, *arguments):
@@ -18,7 +18,7 @@ def start(function, world: int, *arguments):
     import torch.multiprocessing as mp
 
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here: its port is nobody else's meanwhile
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # bound here: no other program takes its port
     started = mp.spawn(_rank, (world, store.port, function, arguments), nprocs=world, join=False)
     started.store = store
     return started
@@ -43,7 +43,7 @@ def _rank(rank: int, world: int, port: int, function, arguments) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     function(rank, *arguments)
     dist.destroy_process_group()

@@ -28,7 +28,7 @@ const std::vector<Parameter> kModel{{"a", 60, 50},          {"bias", 9, 1}, {"b"
                                     {"long", kShort + 1, 1}};
 const std::vector<std::vector<uint32_t>> kBuckets{{5, 4}, {3}, {6}, {2}, {1}, {0}};
 constexpr uint32_t kLong = 2;  // of kBuckets
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kTimeout = std::chrono::seconds(60);
 
 /// Three of twelve buckets are long, two are too small to be compressed (b). In a window of 2 the
 /// first long ones meet, and after the third the limit of all is reached.
@@ -148,7 +148,7 @@ TEST_P(Windows, BitsMatchSerialExchangeForAnyDelayOfRanks) {
   const uint32_t world = 3;
   const auto [model, buckets] = mixed();
   Ranks expected({.spec = spec, .world = world, .parameters = model, .strategy = strategy});
-  LoopbackHub hub(world, kPatience, {kAllSums, false});
+  LoopbackHub hub(world, kTimeout, {kAllSums, false});
   Mailboxes mailboxes(world);
   constexpr uint64_t kSteps = 5;
   std::vector<Layout> layouts;
@@ -168,7 +168,7 @@ TEST_P(Windows, BitsMatchSerialExchangeForAnyDelayOfRanks) {
   expected.on_all([&, &model = model](uint32_t r) {
     Observed engine(messages ? mailboxes.engine(r) : hub.engine(r), r + 1);
     auto session = *Session::create(spec, model, options_of(engine, strategy, window));
-    session::Window flights(*session, engine, kPatience);
+    session::Window flights(*session, engine, kTimeout);
     for (uint64_t step = 0; step < kSteps; ++step) {
       if (step == 2 && r == 1) {
         ASSERT_TRUE(session->flush(2));
@@ -250,7 +250,7 @@ std::vector<std::vector<double>> memory_of(const Session& session, uint32_t worl
 int64_t fail_at(const char* spec, StrategyKind strategy, int64_t at,
                 std::map<uint32_t, uint32_t>* batches) {
   const uint32_t world = 3;
-  LoopbackHub hub(world, kPatience, {kAllSums, false});
+  LoopbackHub hub(world, kTimeout, {kAllSums, false});
   int64_t calls = 0;
   std::vector<std::jthread> threads;
   for (uint32_t r = 0; r < world; ++r) {
@@ -258,7 +258,7 @@ int64_t fail_at(const char* spec, StrategyKind strategy, int64_t at,
       std::deque<std::vector<float>> mine;  // outlives the engine, which may still use it
       Observed engine(hub.engine(r), r, r == 1 ? at : -1, &hub);
       auto session = *Session::create(spec, kShortModel, options_of(engine, strategy, 3));
-      session::Window flights(*session, engine, kPatience);
+      session::Window flights(*session, engine, kTimeout);
       bool failed = false;
       for (uint64_t step = 0; step < 3; ++step) {
         const auto before = memory_of(*session, world);
@@ -317,13 +317,13 @@ TEST(Window, EngineFailureAtAnyCallLosesNothing) {
 
 TEST(Window, FailureOfPeerInOneExchangeStopsNoOther) {
   const uint32_t world = 3;
-  LoopbackHub hub(world, kPatience, {kAllSums, false});
+  LoopbackHub hub(world, kTimeout, {kAllSums, false});
   std::vector<std::jthread> threads;
   for (uint32_t r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
       Observed engine(hub.engine(r), r + 5);
       auto session = *Session::create("3lc", kModel, options_of(engine, StrategyKind::two_shot, 3));
-      session::Window flights(*session, engine, kPatience);
+      session::Window flights(*session, engine, kTimeout);
       for (uint64_t step = 0; step < 3; ++step) {
         std::vector<std::vector<float>> mine;
         for (uint32_t b = 0; b < kBuckets.size(); ++b)

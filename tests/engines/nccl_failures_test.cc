@@ -94,7 +94,7 @@ TEST(NcclCreate, LackOnRankZeroIsErrorOnAllRanks) {
 
 TEST(NcclCreate, MissingDeviceIsNamed) {
   const Fake fake(kNew, 1);
-  Group group(fake, 2, kPatience);
+  Group group(fake, 2, kTimeout);
   EXPECT_EQ(group.created(1).error().message,
             "rank 1: NCCL 2.27.3: cuDeviceGet failed on GPU 1: invalid device ordinal");
   EXPECT_EQ(group.created(0).error().code, Errc::timed_out);
@@ -151,7 +151,7 @@ TEST_P(NcclFails, FailureNamesCall) {
   const bool behind = std::string(failing.call) == "cuMemcpyDtoHAsync" ||
                       std::string(failing.call) == "cuStreamQuery";  // rank 0 has all it needs
   {
-    Group group(fake, 2, early ? kPatience : milliseconds(kLong));
+    Group group(fake, 2, early ? kTimeout : milliseconds(kLong));
     std::vector<Result<void>> results(2);
     if (early) {
       results = {group.created(0).error(), group.created(1).error()};
@@ -262,7 +262,7 @@ TEST(NcclEngine, HangingStreamIsAbortedAfterTimeout) {
     {
       std::optional<Group> group;
       do {  // ranks may connect too late for so short a timeout
-        group.emplace(fake, 2, kPatience);
+        group.emplace(fake, 2, kTimeout);
       } while (!group->all());
       fake->hang(1, 20);  // some time after the abort
       on_all(2, [&](uint32_t r) {
@@ -290,7 +290,7 @@ TEST(NcclEngine, BlockingOldGroupIsAbandoned) {
 }
 
 /// Two ranks with a short timeout for what should end.
-std::vector<Created> impatient(const Fake& fake) {
+std::vector<Created> created_with_short_timeouts(const Fake& fake) {
   Board board;
   std::vector<Created> created = none_yet(2);
   on_all(2, [&](uint32_t r) {
@@ -304,7 +304,7 @@ constexpr uint64_t kOneRanks = 4;  // two pieces of memory, stream, context
 TEST(NcclEngine, MemoryOfBlockingAbortIsNotFreed) {
   const Fake fake;
   {
-    auto created = impatient(fake);
+    auto created = created_with_short_timeouts(fake);
     ASSERT_TRUE(created[0]);
     fake->fail(0, "ncclAllReduce", 1);  // with nothing on the stream
     fake->block(0, "ncclCommAbort");
@@ -319,7 +319,7 @@ TEST(NcclEngine, MemoryOfBlockingAbortIsNotFreed) {
 TEST(NcclEngine, MemoryOfStreamThatOutlivesAbortIsNotFreed) {
   const Fake fake;
   {
-    auto created = impatient(fake);
+    auto created = created_with_short_timeouts(fake);
     ASSERT_TRUE(created[0]);
     fake->hang(0, -1);
     EXPECT_EQ(run_until_late(**created[0]).error().code, Errc::timed_out);

@@ -28,8 +28,8 @@ namespace laconic::test {
 using Bytes = std::vector<uint8_t>;
 using std::chrono::milliseconds;
 inline constexpr int kNew = 22703, kOld = 2708;
-inline constexpr auto kSoon = milliseconds(150);       // for what will not come
-inline constexpr auto kPatience = milliseconds(1000);  // the same, where a call has to come first
+inline constexpr auto kSoon = milliseconds(150);      // for what will not come
+inline constexpr auto kTimeout = milliseconds(1000);  // the same, where a call has to come first
 inline constexpr auto kLong = std::chrono::seconds(100);  // unless something is wrong
 
 /// The simulated NCCL next to this program, as it was loaded.

@@ -25,7 +25,7 @@ using std::chrono::seconds;
 using tools::Json;
 using Clock = std::chrono::steady_clock;
 
-constexpr seconds kPatience{60};
+constexpr seconds kTimeout{60};
 constexpr seconds kLate{3};  // of a batch that one rank does not start
 
 /// Whole or not at all.
@@ -36,7 +36,7 @@ void write(const fs::path& path, std::string_view text) {
 }
 
 bool appears(const fs::path& path) {
-  for (const auto last = Clock::now() + kPatience; Clock::now() < last;) {
+  for (const auto last = Clock::now() + kTimeout; Clock::now() < last;) {
     if (fs::exists(path)) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -96,7 +96,7 @@ int main(const std::vector<std::string>& words) {
                       .rank = static_cast<uint32_t>(std::stoul(words[1])),
                       .world = static_cast<uint32_t>(std::stoul(words[2])),
                       .device = static_cast<uint32_t>(std::stoul(words[3])),
-                      .timeout = kPatience};
+                      .timeout = kTimeout};
   const auto engine = NcclEngine::create(options, through(folder / "id", options.rank == 0));
   Json found;
   if (!engine) {

@@ -196,8 +196,8 @@ TEST(FolderBoard, InvalidFilesAreRefusedAndNeverAwaited) {
 /// A server of the test's own and a peer that knows the protocol.
 class TcpServer : public testing::Test {
  protected:
-  void listen(uint32_t world, milliseconds patience = kLong) {
-    auto server = detail::Server::listen("127.0.0.1", port_, world, patience);
+  void listen(uint32_t world, milliseconds timeout = kLong) {
+    auto server = detail::Server::listen("127.0.0.1", port_, world, timeout);
     ASSERT_TRUE(server) << server.error().message;
     server_ = *std::move(server);
   }

@@ -117,7 +117,7 @@ def test_late_workers_are_excluded_and_keep_gradients(monkeypatch):
     if not serving.BINARY.exists():
         pytest.skip(f"{serving.BINARY} is not built")
     training_here.needs_library(monkeypatch)
-    monkeypatch.setattr("bench.aggregation.virtual_workers.PATIENCE", 60)  # nobody is late four times in a row: exact, on a busy machine, too
+    monkeypatch.setattr("bench.aggregation.virtual_workers.TIMEOUT", 60)  # no worker is late four times in a row: exact, on a busy machine, too
     with serving.servers(1) as (server,):
         workers = workers_of(monkeypatch, 5, server=server.address, quorum=0.6, deadline_ms=2, late=2)
         delivered, came_in, steps = 0, 0, 4
@@ -127,7 +127,7 @@ def test_late_workers_are_excluded_and_keep_gradients(monkeypatch):
             delivered = delivered + workers.gradients[0]
             assert (workers.gradients == workers.gradients[0]).all()
         stats = workers.stats()
-        # 8 blocks and a granule of the small parameter
+        # 8 blocks and a block of the small parameter
         assert sum(each["excluded_granules"] for each in stats) == 2 * 9 * steps
         assert all(each["partial_granules"] == 9 * steps for each in stats)
         assert max(each["excluded_granules"] for each in stats) < 9 * steps  # not always the same two
@@ -152,7 +152,7 @@ def test_short_training_runs(tmp_path, monkeypatch):
     cell = learning.Cell("faults", "2 of 10 late", "mlp", 0, 3, 4, "thc", True, 0.0, 0.5, 1, steps=5)
     training_here.needs_library(monkeypatch)
     monkeypatch.setattr(learning, "RESULTS", tmp_path)
-    monkeypatch.setattr("bench.aggregation.virtual_workers.PATIENCE", 60)
+    monkeypatch.setattr("bench.aggregation.virtual_workers.TIMEOUT", 60)
     monkeypatch.setenv("LACONIC_BIN", training_here.needs("LACONIC_CLI", "bin/laconic"))
     learning.run_here([cell])
     run = json.loads(next(tmp_path.glob("*.json")).read_text())

@@ -70,8 +70,8 @@ class GlooFall : public testing::TestWithParam<Fall> {
       if (later) stage.await_go();
       if (later) ticket = engine->start(batch.steps());
       // One after the other, so that the first has to report to the others why it leaves.
-      const auto patience = rank == victim ? kLong : timeout + rank * milliseconds(40);
-      stage.say(text(engine->wait(*ticket, Clock::now() + patience)));
+      const auto limit = rank == victim ? kLong : timeout + rank * milliseconds(40);
+      stage.say(text(engine->wait(*ticket, Clock::now() + limit)));
       after(rank, stage, std::move(engine), batch);
     });
     for (uint32_t r = 0; r < kWorld; ++r) ASSERT_EQ(ranks_->heard(r), "ready");
