@@ -30,7 +30,7 @@ double value_of(uint32_t bits, Format f) {
   return sign * std::ldexp(1.0 + fraction * unit, exponent - bias);
 }
 
-// Nearest, ties to even, by search: the oracle knows nothing of shifting bits. The pattern behind
+// Nearest, ties to even, by search: the oracle knows nothing of shifting bits. The pattern after
 // the largest finite one is read as the next power of two, which is where IEEE 754 puts the border
 // to infinity.
 uint16_t nearest(float x, Format f) {

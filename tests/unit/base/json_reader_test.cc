@@ -8,7 +8,7 @@
 namespace laconic {
 namespace {
 
-/// Is it one JSON value, and nothing else?
+/// Whether it is exactly one JSON value.
 bool is_json(std::string_view text) {
   JsonReader json(text);
   json.skip();

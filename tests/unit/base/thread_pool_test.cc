@@ -53,7 +53,7 @@ TEST(ThreadPool, SleepingWorkersWakeUp) {
   for (int loop = 0; loop < 5; ++loop) {
     std::this_thread::sleep_for(std::chrono::milliseconds(3));
     std::atomic<int> inside{0};
-    // Both threads have to be in the loop at once, or this never ends.
+    // Both threads have to be in the loop together, or this never ends.
     parallel_for(&pool, 2, [&](uint64_t) {
       ++inside;
       while (inside.load() < 2) std::this_thread::yield();

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the head of laconic.h promises of every function: null, structs of other sizes and memory
-// that runs out are codes, and everything works afterwards.
+// What the head of laconic.h promises of every function: null, structs of other sizes and failing
+// allocations return codes, and everything works afterwards.
 #include "capi/boundary.h"
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 #include "unit/capi/functions.h"
 
-// ---- an operator new that fails when told to, and counts ----
+// ---- an operator new that fails on request, and counts ----
 
 namespace {
 
@@ -254,7 +254,7 @@ TEST(WithoutMemory, LocalFailureIsStillReported) {
       });
 }
 
-/// What a peer says is put into words: with too little memory for them the exchange ends all the
+/// A peer's failure becomes a message: with too little memory for it the exchange ends all the
 /// same, and the next one works.
 TEST(WithoutMemory, ExchangeEndsIfMessageHasNoMemory) {
   for (const Scene& scene : kScenes) {
@@ -268,7 +268,7 @@ TEST(WithoutMemory, ExchangeEndsIfMessageHasNoMemory) {
     };
     World other(scene.setup), world(scene.setup);
     for (World* w : {&other, &world}) EXPECT_EQ(w->exchange(), 0);
-    const int rounds = fail_and_advance(other, 100);  // until rank 0 hears of it
+    const int rounds = fail_and_advance(other, 100);  // until rank 0 receives the error
     fail_and_advance(world, rounds);
     with_each_allocation_failing([&] { return world.next(0); },
                                  [&](int64_t n, int32_t code) {

@@ -32,7 +32,8 @@ TEST(Exchanges, RanksGetSameMeanWithEveryStrategy) {
   }
 }
 
-/// A caller whose laconic_step is `size` bytes: what it sees of one batch, and what lies behind.
+/// A caller whose laconic_step is `size` bytes: what it sees of one batch, and what follows it in
+/// memory.
 TEST(Exchanges, StepsAreWrittenAtStrideOfCaller) {
   for (const size_t size : {offsetof(laconic_step, tag), offsetof(laconic_step, messages),
                             sizeof(laconic_step), sizeof(laconic_step) + 24}) {
@@ -170,7 +171,7 @@ TEST(Exchanges, CallsOutOfOrderReturnCodes) {
   EXPECT_EQ(world.exchange(), 0);
 }
 
-/// Two buckets of one step, each with a handle of its own; an abort ends both.
+/// Two buckets of one step, each with its own handle; an abort ends both.
 TEST(Exchanges, WindowLimitsExchangesInFlight) {
   const World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   laconic_session_options options = world.options(0);

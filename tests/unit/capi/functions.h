@@ -14,7 +14,7 @@
 
 namespace laconic::test {
 
-/// Of one rank: what it gathers is its own.
+/// A world of one rank: what it gathers is its own.
 struct LoneEngine {
   laconic_engine_table table{};
   laconic_driver_options options{};
@@ -38,7 +38,7 @@ struct LoneEngine {
   LoneEngine& operator=(const LoneEngine&) = delete;
 };
 
-/// What the calls of the table work on.
+/// Objects that the calls of the table use.
 struct Objects {
   static constexpr uint64_t kRows = 20, kCols = 10, kCount = kRows * kCols, kFrames = 20;
 
@@ -112,7 +112,7 @@ struct Objects {
   laconic_place place{sizeof(laconic_place), 0, 1, 0, 7, 0, 3};
   uint64_t bound = 0, written = 0, bytes = 0;
   bool broken = false;  // an exchange was aborted: its session takes no more
-  std::vector<uint8_t> frame, room = std::vector<uint8_t>(4096);  // room: for what a call writes
+  std::vector<uint8_t> frame, room = std::vector<uint8_t>(4096);  // buffer: for what a call writes
   std::vector<const void*> pointers;
   std::vector<uint64_t> sizes;
   laconic_state_header header{};
@@ -160,7 +160,7 @@ class Arguments {
     return reinterpret_cast<T*>(block_.data());
   }
 
-  /// Nothing was written behind what both sides know, and struct_size stayed.
+  /// Nothing was written after the part that both sides know, and struct_size is unchanged.
   void expect_untouched() const {
     if (block_.empty()) return;
     uint32_t size = 0;
@@ -186,7 +186,7 @@ enum class Gives : uint8_t { code, value, nothing };
 struct Function {
   const char* name;
   Gives gives;
-  /// The code; a value: 0 when it gave something, else -1; nothing: 0.
+  /// The code; a value: 0 when it returned one, else -1; nothing: 0.
   int32_t (*call)(Objects&, Arguments&);
   bool allocates = false;
   bool in_exchange = false;  // called while all ranks have begun one

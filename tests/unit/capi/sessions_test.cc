@@ -200,7 +200,7 @@ TEST(Sessions, LayoutIsReleased) {
   EXPECT_EQ(world.exchange(), 0) << "it may come back";
 }
 
-/// The whole number behind a key that occurs once, or in `text` first.
+/// The whole number after a key that occurs once, or the first time in `text`.
 uint64_t number(const std::string& text, const std::string& key) {
   const size_t at = text.find("\"" + key + "\": ");
   EXPECT_NE(at, std::string::npos) << key << " in " << text;
@@ -337,7 +337,7 @@ TEST(Sessions, SettingsAreReplacedOnAllRanksOrNone) {
     EXPECT_NE(settings_of(world, r).find("\"strategy\": \"two_shot\""), std::string::npos);
     EXPECT_NE(settings_of(world, r).find("\"version\": 1"), std::string::npos);
   }
-  // What is not given stays, rules too, until there are none.
+  // An option that is not given stays, rules too, until there are none.
   laconic_rule rule{};
   rule.match = "*";
   rule.spec = "onebit";
@@ -371,7 +371,7 @@ TEST(Sessions, StepBegunByHandBeginsOnce) {
   EXPECT_NE(std::string(laconic_last_message()).find("step 4 is before step 5"), std::string::npos);
 }
 
-/// Not what a newer laconic.h may change: programs compiled before go on.
+/// Values that a newer laconic.h may not change: programs compiled before still work.
 TEST(Sessions, StructsStartAsInFirstRelease) {
   EXPECT_EQ(sizeof(laconic_parameter), 24U);
   EXPECT_EQ(offsetof(laconic_session_options, window), 52U);

@@ -123,7 +123,7 @@ class World {
     return r.code;
   }
 
-  /// What the ranks gather before the first exchange.
+  /// Configuration cards that the ranks gather before the first exchange.
   [[nodiscard]] std::vector<uint8_t>& cards() { return cards_; }
 
   /// Brings every rank to the end of the exchange that one of them has begun. Where they cannot go

@@ -49,8 +49,8 @@ struct Input {
   std::array<std::vector<uint32_t>, 2> order;
 };
 
-// The law: of each sign the largest, lower index first, as many as in the band; all of them the
-// mean, which is that of the page to the last bit.
+// The rule: of each sign the largest, lower index first, their number within the band; the mean of
+// them all, which equals that of the page to the last bit.
 void expect_law(const Input& in, const Driver& d, const char* what) {
   const std::vector<float>& x = in.x;
   const std::vector<uint8_t> payload = d.encode(x);

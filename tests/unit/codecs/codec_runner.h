@@ -29,7 +29,7 @@ class CodecRunner {
   Work work;
 
   [[nodiscard]] Plan plan() const { return C::plan(params, unit, 1); }
-  /// Of values, or of values + residual; empty where that is not finite.
+  /// The payload of x, or of x + residual; empty where that is not finite.
   std::vector<uint8_t> encode(const std::vector<float>& x, std::vector<float>* residual = nullptr) {
     lend();
     const uint64_t bound = plan().round[0].bytes;

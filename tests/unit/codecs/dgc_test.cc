@@ -32,7 +32,7 @@ struct Input {
   std::vector<uint32_t> order;
 };
 
-// The law: as many as in the band, or all that there are; and the largest.
+// The rule: a number within the band, or all that there are; and the largest.
 void expect_band(const Input& in, const Driver& d, uint64_t k, const char* what) {
   const uint64_t n = in.x.size();
   const std::vector<uint8_t> payload = d.encode(in.x);
@@ -78,7 +78,7 @@ TEST(DgcTest, Grace16RatioFallsLikeOriginal) {
   EXPECT_EQ(Dgc::ratio_at({0.05, 0.01, 10}, 4), 0.05);  // never below its own
   EXPECT_EQ(Dgc::ratio_at({0.5, 0.01, 10}, 0), 0.5);
   EXPECT_EQ(Dgc::ratio_at({0.5, 0.01, 0}, 0), 0.5);
-  // Fewer steps than fifths, and as many as there may be.
+  // Fewer steps than fifths, and the maximum.
   EXPECT_EQ(Dgc::ratio_at({0.0001, 0.01, 3}, 1), 1.0 / 16);
   EXPECT_EQ(Dgc::ratio_at({0.0001, 0.01, 3}, 2), 1.0 / 256);
   EXPECT_EQ(Dgc::ratio_at({1e-9, 0.01, 1000000000}, 999999999), 1.0 / 1024);

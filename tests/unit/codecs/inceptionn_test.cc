@@ -176,7 +176,7 @@ TEST(Inceptionn, MisfittingPayloadsAreRefused) {
   EXPECT_TRUE(refused(0, 1));                           // one of class 32 less than there are tags
   EXPECT_TRUE(refused(4, 2));                           // one of class 16 more
   EXPECT_TRUE(refused(7, 1));                           // very many
-  EXPECT_TRUE(refused(9, good[9] | 0x10U));             // a tag behind the last
+  EXPECT_TRUE(refused(9, good[9] | 0x10U));             // a tag after the last
   EXPECT_TRUE(refused(8, 0x1A));                        // another class, another length
   EXPECT_TRUE(refused(13, 0x7F) && refused(13, 0xFF));  // 1.5 becomes NaN: 0x7FC00000
   EXPECT_FALSE(refused(18, 0xFF));                      // any field of 16 bits is a number

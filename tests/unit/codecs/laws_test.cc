@@ -99,7 +99,7 @@ TEST(SidcoLaws, ZeroSpreadFitsNoDistribution) {
   EXPECT_FALSE(MagnitudeLaw::gamma({20, 2, 0, std::log(2.0)}));
   EXPECT_FALSE(MagnitudeLaw::pareto({20, 2, 0, 0}));
   EXPECT_FALSE(MagnitudeLaw::normal(std::vector<float>{1.0F}));
-  // Where the codec falls back to the exponential law, so does the report.
+  // Where the codec falls back to the exponential distribution, so does the report.
   EXPECT_NEAR(MagnitudeLaw::of_stage(Law::pareto, true, {20, 2, 0, 0}).upper(2), std::exp(-1),
               1e-12);
 }
@@ -143,7 +143,7 @@ TEST(SidcoLaws, DistributionIsNearItsSamplesAndFarFromOthers) {
                                  MagnitudeLaw::pareto(m).value_or(MagnitudeLaw::exponential(1))};
     for (int i = 0; i < 3; ++i) {
       const double distance = ks_distance(a, laws[i]);
-      // The gamma law's closed form of α is off by 1.5 %: a distance of its own.
+      // The gamma distribution's closed form of α is off by 1.5 %, which gives a distance.
       if (row.near[i]) {
         EXPECT_LT(distance, i == 1 ? 0.009 : 1.63 / std::sqrt(100000)) << i;
       } else {
@@ -239,7 +239,7 @@ TEST(SidcoTrace, CountsMatchBruteForce) {
   }
 }
 
-// What a trace says is what a receiver finds.
+// A trace reports what a receiver finds.
 TEST(SidcoTrace, ThresholdMatchesPayload) {
   for (const Shape shape : {Shape::laplace, Shape::gaussian, Shape::gamma_half}) {
     const std::vector<float> x = draw(shape, 100000, 3);

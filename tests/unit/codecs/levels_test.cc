@@ -61,7 +61,7 @@ Sample squared_error(Runner<C>& runner, const std::vector<float>& x, uint64_t tr
   return {sum / n, squares / n - sum / n * (sum / n), trials};
 }
 
-/// A cut at the granule changes no random number: only the scales may differ, here they do not.
+/// A cut at the block changes no random number: only the scales may differ, here they do not.
 TEST(Levels, CutsChangeNoRandomNumber) {
   constexpr uint64_t kHalf = 512 * 137;  // more than a chunk, and no multiple of it
   std::vector<float> x = normal(2 * kHalf, 3);
@@ -221,7 +221,7 @@ TEST(Levels, Grace08UnitsOfOneElement) {
   EXPECT_TRUE(Runner<U8>(0).encode({}).empty());
 }
 
-/// What lies behind the unit is never read: the last bucket's norm is its own.
+/// Bytes after the unit are never read: the last bucket's norm is its own.
 TEST(QsgdCodec, Grace13LastBucketIsShorterAndRepeatable) {
   std::vector<float> x = normal(700, 4);
   Runner<Qsgd> runner(600);

@@ -226,8 +226,8 @@ TEST(PowerSgdPlan, CheckRequiresExactLength) {
 
 // ---- the method ----
 
-// A fixed matrix of rank r is recovered: from its own range at once, with the warm start still
-// there.
+// A fixed matrix of rank r is recovered from its own range in the first step, and the warm start
+// remains.
 TEST(PowerSgd, FixedLowRankMatrixIsRecovered) {
   for (const auto& [rows, cols] : {std::pair<uint64_t, uint64_t>{40, 60}, {60, 40}, {200, 33}}) {
     for (const uint64_t rank : {1U, 2U, 4U}) {

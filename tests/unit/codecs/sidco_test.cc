@@ -146,8 +146,8 @@ TEST(SidcoTest, DefaultUsesStagesOfItsRatio) {
 
 // ---- the last threshold ----
 
-/// What is sent after `last`, by the format page: an ascending list of indices; none where the fit
-/// is made again.
+/// The part after `last`, by the format page: an ascending list of indices; none where the fit is
+/// repeated.
 std::optional<std::vector<size_t>> after(float last, const std::vector<float>& x, uint64_t k) {
   std::vector<size_t> reach;
   for (size_t i = 0; i < x.size(); ++i) {
@@ -354,7 +354,7 @@ TEST(SidcoTest, PayloadStaysWithinBound) {
   EXPECT_EQ(sent(payload), 1200U);
   EXPECT_GT(fitted(payload), 2500U);
   EXPECT_EQ(payload.size(), Sidco::plan(d.params, vector_unit(x.size()), 1).round[0].bytes);
-  // What is sent are the largest.
+  // The largest elements are sent.
   std::vector<float> magnitudes = x;
   for (float& v : magnitudes) v = std::fabs(v);
   std::nth_element(magnitudes.begin(), magnitudes.begin() + 1199, magnitudes.end(),

@@ -38,7 +38,8 @@ std::vector<float> edges_of(std::vector<float> x, uint32_t q) {
   return edges;
 }
 
-/// The first edge that x equals names its bin, the last edge the one before; else the bin between.
+/// The first edge that x equals names its bin, the last edge the one before; otherwise the bin
+/// between.
 uint32_t bin_of(float x, const std::vector<float>& edges) {
   const auto q = static_cast<uint32_t>(edges.size() - 1);
   for (uint32_t b = 0; b <= q; ++b) {
@@ -207,7 +208,7 @@ TEST(SketchMl, MisfittingPayloadsAreRefused) {
     bad[at] = value;
     return run.check(bad) == Errc::payload_malformed;
   };
-  EXPECT_TRUE(refused(good.size() - 1, 0x10 | good.back()));  // a bit behind the last code
+  EXPECT_TRUE(refused(good.size() - 1, 0x10 | good.back()));  // a bit after the last code
   EXPECT_TRUE(refused(20, 0x05) && refused(20, 0x06) && refused(20, 0x28));  // there is no bin 5
   ByteVector bad = good;
   store(bad.data() + 16, INFINITY);

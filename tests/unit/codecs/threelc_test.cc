@@ -46,7 +46,7 @@ std::vector<Params> all_params() {
   return list;
 }
 
-// Memory of one call, with a canary behind the output.
+// Memory of one call, with a canary after the output.
 class Caller {
  public:
   explicit Caller(Isa isa = best_isa(), uint32_t threads = 1) : isa_(isa), pool_(threads) {}

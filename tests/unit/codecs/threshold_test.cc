@@ -173,7 +173,7 @@ TEST(ThresholdTest, NonCanonicalPayloadsAreRefused) {
   EXPECT_EQ(check({0, 0, 0, 0}), Errc::ok);
 }
 
-// What the pipeline does without erase: decode with weight -1 onto what was encoded.
+// The pipeline without erase: decode with weight -1 onto what was encoded.
 template <class C>
 void expect_erased(const SparseDriver<C>& d, const std::vector<float>& x, Unit unit) {
   const std::vector<uint8_t> payload = d.encode(x, unit);

@@ -188,8 +188,8 @@ TEST(TopKTest, LargeUnitsAreEncoded) {
   }
 }
 
-// What encoding the sums sends, and the sums without it. The values undo each other here and there,
-// so that some units have fewer sums than wanted, and some no sample that knows them.
+// What encoding the sums sends, and the sums without it. Some values cancel each other, so that
+// some units have fewer sums than requested, and some no sample that finds them.
 TEST(TopKTest, SumsWithResidualAreEncodedLikeValues) {
   ThreadPool three(3);
   for (const uint64_t n : {100U, 9000U, 65536U, 65537U, 150001U, 700001U}) {

@@ -71,7 +71,7 @@ TEST(Range, GatheringSendsAtMostAnAllReduce) {
   EXPECT_EQ(range_of(f, 0.01, 8).max, 0.125);
   EXPECT_EQ(range_of(f, 0.3, 8).max, 0.3);  // where the user begins
   EXPECT_EQ(range_of(f, 1e-5, 8).min, 1e-5);
-  EXPECT_EQ(range_of(f, 0.01, 1).max, 0.25);  // summed on the way
+  EXPECT_EQ(range_of(f, 0.01, 1).max, 0.25);  // summed by the engine
 }
 
 TEST(Controller, ContradictoryControlIsRefused) {
@@ -273,7 +273,7 @@ TEST(Controller, SettingDoublesUpToWhereTimesRose) {
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-12) << i;
   };
-  // Times that hardly depend on what is sent leave no room that r could see.
+  // Times that hardly depend on what is sent leave r no range.
   const auto values = [](Controller& laws, uint64_t from, double network_s, int updates) {
     std::vector<double> found;
     for (int i = 0; i < updates; ++i, from += 5) {
@@ -289,7 +289,7 @@ TEST(Controller, SettingDoublesUpToWhereTimesRose) {
   const double tenth = 1 / 0.9;
   near(values(*made, 9, 0.09, 4), {0.0025, 0.005, 0.01, 0.01 * tenth});
 
-  // Slow as soon as it is there again: it is not the network.
+  // Slow again immediately: it is not the network.
   made = at_100_ms();
   observe_all(*made, 1, 6, 0.12);
   observe_all(*made, 7, 8, 1);
@@ -589,7 +589,7 @@ TEST(Controller, StateWithTooManySamplesIsRefused) {
   for (uint64_t step = 0; step < 19; ++step) made->observe(seen_at(step, 0.1));
   std::vector<uint64_t> state(fresh.size());
   made->save(state);
-  const auto count = std::find(state.begin() + 4, state.end(), uint64_t{19});  // behind the head
+  const auto count = std::find(state.begin() + 4, state.end(), uint64_t{19});  // after the head
   ASSERT_NE(count, state.end());
   ASSERT_TRUE(made->load(state));
   *count = 20;  // with the next one it would be the target
@@ -661,7 +661,7 @@ TEST(Controller, RulesSwitchToFloat32OneByOne) {
   EXPECT_EQ(turned[0], 11U);
 }
 
-/// What is seen first is about what was before.
+/// The first reports are about the settings before.
 TEST(Controller, SwitchToFloat32IsJudgedAfterFiveSteps) {
   Range range = ratio(0.25);
   range.most_bytes = range.dense_bytes = 1000;

@@ -22,7 +22,7 @@ struct Recorded {
   }
 };
 
-/// What a session writes, from a closed loop of two rules.
+/// A record that a session writes, from a closed loop of two rules.
 Recorded recorded(const std::string& control = "dc2:deadline_ms=30", uint64_t steps = 120) {
   test::Loop loop;
   Recorded made;
@@ -122,7 +122,7 @@ TEST(Record, ContinuedRunBeginsWithItsState) {
   const Recorded whole = recorded("dc2:deadline_ms=30", 120);
   Recorded first = whole;
   first.steps.resize(60);
-  // From a checkpoint behind step 49: steps 50 to 59 are there twice.
+  // From a checkpoint after step 49: steps 50 to 59 are there twice.
   auto controller = Controller::create(
       {{"dc2:deadline_ms=30", true, "fp16", {}},
        {"dc2:deadline_ms=30", false, "topk:ratio=0.01", whole.run.rules[1].range}});

@@ -55,7 +55,7 @@ TEST(Glob, MatchesFollowTable) {
   }
 }
 
-/// By the definition: a star takes any beginning, tried in turn.
+/// From the definition: a star takes any beginning, tried in turn.
 bool matches_by_definition(std::string_view pattern, std::string_view name) {
   if (pattern.empty()) return name.empty();
   if (pattern[0] == '*') {

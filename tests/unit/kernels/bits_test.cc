@@ -29,7 +29,7 @@ std::vector<float> finite_specials(uint64_t n, uint64_t seed) {
   return x;
 }
 
-/// ceil(n / 8) bytes behind an odd address, with canaries around them.
+/// ceil(n / 8) bytes after an odd address, with canaries around them.
 struct Bits {
   explicit Bits(uint64_t n) : bytes(n / 8 + 12, 0xEE), size((n + 7) / 8) {}
   uint8_t* data() { return bytes.data() + 1; }
@@ -105,7 +105,7 @@ TEST_P(BitsKernelsTest, RemaindersEqualTheReference) {
   }
 }
 
-/// Payloads of n bits each, every one in memory of its own and at an address of its own.
+/// Payloads of n bits each, every one in its own memory and at another address.
 std::vector<ByteVector> random_bits(uint64_t n, uint32_t count) {
   std::mt19937_64 random(n);
   std::vector<ByteVector> payloads;

@@ -75,7 +75,7 @@ inline std::vector<float> special_values(uint64_t n, uint64_t seed) {
   return x;
 }
 
-/// Of these, the ones below `limit`.
+/// The same with -0 for values that are not below `limit`.
 inline std::vector<float> finite_specials(uint64_t n, uint64_t seed, float limit = INFINITY) {
   std::vector<float> x = special_values(n, seed);
   for (float& v : x) {

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Bytes of five ternary digits, and sizes around what their kernels take at once.
+// Bytes of five ternary digits, in sizes around what their kernels take per iteration.
 #pragma once
 
 #include <cstdint>

@@ -118,7 +118,7 @@ TEST_P(GridKernelsTest, IndicesDoNotDependOnCuts) {
   }
 }
 
-/// In double from the law's own words; `up` is the random number in [0, 1).
+/// Computed in double from the definition; `up` is the random number in [0, 1).
 uint32_t expected_index(double y, double range, const Values& table, double up) {
   const double g = table.back();
   const double u = std::clamp((y + range) / (2 * range) * g, 0.0, g);

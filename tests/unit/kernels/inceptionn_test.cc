@@ -15,7 +15,7 @@ class InceptionnKernelsTest : public testing::TestWithParam<Isa> {
 };
 INSTANTIATE_TEST_SUITE_P(, InceptionnKernelsTest, testing::ValuesIn(isas()), isa_param_name);
 
-/// Of all classes, mostly small.
+/// Values of all classes, mostly small.
 std::vector<float> mixed(uint64_t n, uint64_t seed, int largest) {
   std::mt19937_64 random(seed);
   std::vector<float> x(n);

@@ -56,7 +56,7 @@ TEST_P(Int8KernelsTest, EncodersEqualTheReference) {
   }
 }
 
-// Where counters of random blocks outgrow 32 bits, inside a call and beyond.
+// Counters of random blocks that exceed 32 bits, inside a call and beyond.
 TEST_P(Int8KernelsTest, FarOffsetsEqualTheReference) {
   const std::vector<float> x = normal_values(700, 5);
   for (const int64_t groups : {-6, -5, -4, -3, -2, -1, 0, 1, 1 << 20}) {

@@ -369,7 +369,7 @@ TEST(Tree, TreeHasDocumentedValues) {
   EXPECT_TRUE(std::is_sorted(kTreeValue.begin(), kTreeValue.end()));
 }
 
-/// By search. Of two equally near values the smaller one.
+/// Found by search. Among two equally near values the smaller one.
 int naive_index(float y) {
   int best = 0;
   for (int i = 1; i < 128; ++i) {

@@ -149,7 +149,7 @@ TEST_P(RotateKernelsTest, OneElementIsSpreadOverAll) {
 }
 
 TEST(RotateReference, FourElementsMatchHandComputation) {
-  // x = [1, 2, 3, 4] with signs [+, -, +, +]; zeros behind them repeat their transform in every
+  // x = [1, 2, 3, 4] with signs [+, -, +, +]; zeros after them repeat their transform in every
   // group of four, 1/16 of it instead of 1/2.
   const std::array<float, 4> x{1, 2, 3, 4}, want{3, 1, -4, 2};
   std::vector<float> block(256), y(256);

@@ -37,7 +37,7 @@ TEST_P(ScatterKernelsTest, EveryWidthUnpacksWithoutReadingPastEnd) {
         i = width == 0 ? 0 : static_cast<uint32_t>(random()) >> (32 - width);
       }
       const std::vector<uint8_t> bytes = pack(index, width);
-      // Exactly as long as needed, on the heap: sanitizers see a byte read behind it.
+      // Exactly as long as needed, on the heap: sanitizers see a byte read after the end.
       const auto exact = std::make_unique<uint8_t[]>(bytes.size());
       std::copy(bytes.begin(), bytes.end(), exact.get());
       const PackedIndices packed{exact.get(), bytes.size(), width};

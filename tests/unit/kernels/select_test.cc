@@ -27,7 +27,7 @@ Selected select(const SelectKernels& k, const float* x, uint32_t n, uint32_t bas
   return s;
 }
 
-// The definition, in words of its own.
+// The definition, written a second time.
 Selected expected(const float* x, uint32_t n, uint32_t base, uint32_t floor) {
   Selected s;
   for (uint32_t i = 0; i < n; ++i) {

@@ -114,7 +114,7 @@ TEST(Agreement, DifferentControlIsNamed) {
             "'fixed; w=dc2:deadline_ms=90'");
   EXPECT_NE(sentence({dc2, ""}, {"", ""}).find("rank 1 has 'fixed'"), std::string::npos);
   EXPECT_NE(sentence({"", ""}, {"dc2", "aimd"}).find("w=aimd"), std::string::npos);
-  // Too long for a card, and different behind its end.
+  // Too long for a card, and different after its end.
   std::string points = "schedule:0=0.1";
   for (int i = 1; i < 40; ++i) points += "," + std::to_string(i) + "=0.2";
   EXPECT_EQ(sentence({points, points}, {"", ""}), "agreed");
@@ -133,7 +133,7 @@ TEST(Agreement, ForeignCardIsRefused) {
   EXPECT_FALSE(check_agreement(s[0]->active(), all));
 }
 
-/// What does not fit on this rank is told to all of them, so the exchange begins.
+/// A value that this rank cannot take is reported to all ranks, so the exchange begins.
 TEST(Session, MisfittingLayoutsAreRefused) {
   Ranks group({.spec = "3lc", .parameters = kModel});
   std::vector<float> buffers[2] = {std::vector<float>(8010), std::vector<float>(8010)};

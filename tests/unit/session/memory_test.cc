@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a session says of its memory, against what it has asked the system for and not given back.
+// A session's count of its memory, against what it has requested from the system and not returned.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -102,7 +102,7 @@ TEST(Reasons, ReasonsNameUncompressedAndCutParameters) {
 
 #if !defined(LACONIC_ASAN) && !defined(LACONIC_TSAN)  // they have allocators of theirs
 
-extern "C" void __libc_free(void* p);  // NOLINT: glibc's own, behind the free below
+extern "C" void __libc_free(void* p);  // NOLINT: glibc's own, after the free below
 
 namespace {
 
@@ -118,7 +118,7 @@ struct Plain {
   friend bool operator==(const Plain&, const Plain&) { return true; }
 };
 
-/// What the ranks have asked for and not given back.
+/// Bytes that the ranks have requested and not returned.
 struct Ledger {
   struct Taken {
     int rank;
@@ -136,7 +136,7 @@ Ledger& ledger() {
   return *one;
 }
 
-/// The rank whose code this thread runs; -1: nobody's.
+/// The rank whose code this thread runs; -1: none.
 thread_local int rank_here = -1;
 
 void note(void* p, size_t bytes) {
@@ -170,7 +170,7 @@ void operator delete[](void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
 void operator delete[](void* p, size_t) noexcept { std::free(p); }
 
-/// What arenas call.
+/// The allocator that arenas call.
 extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
   void* p = nullptr;
   if (posix_memalign(&p, alignment, bytes) != 0) return nullptr;
@@ -277,7 +277,8 @@ class ExchangeMemory : public testing::TestWithParam<Case> {
     Audited group(GetParam(), world);
     const std::vector<Layout> layouts{back_to_back(kModel, {0, 1, 2}), back_to_back(kModel, {3, 1}),
                                       back_to_back(kModel, {1})};
-    for (const Layout& layout : layouts) group.exchange(layout);  // their list has room for three
+    // their list has a capacity of three
+    for (const Layout& layout : layouts) group.exchange(layout);
     for (const Layout& layout : layouts) group.release(layout);
     std::vector<uint64_t> before;
     for (uint32_t r = 0; r < world; ++r) {

@@ -54,7 +54,7 @@ TEST(Observer, BatchesInFlightAreCountedOnce) {
   o.batch({1, 3});
   o.batch({2, 4.5});  // 1.5 of it alone
   o.batch({2.5, 4});  // was there before the other one: none
-  o.batch({6, 7});    // behind a pause
+  o.batch({6, 7});    // after a pause
   o.begin_step(1, 10);
   EXPECT_EQ(o.report().report.network, Duration::of(2 + 1.5 + 1));
   o.carried();
@@ -128,7 +128,7 @@ TEST(Observer, WaitForOthersIsNotNetworkTime) {
   Observer o;
   o.begin_step(0, 0);
   o.carried();
-  o.heard({}, 3);  // before the first step nobody has anything to say
+  o.heard({}, 3);  // before the first step there are no reports
   EXPECT_EQ(o.missing(), 0U);
   o.batch({0, 0.184});
   o.begin_step(1, 1);
@@ -153,8 +153,7 @@ TEST(Observer, WaitForOthersIsNotNetworkTime) {
   EXPECT_EQ(o.missing(), 4U);
 }
 
-/// Nothing of ours was exchanged in between: sums that somebody else made are what there is to
-/// tell.
+/// This rank exchanged nothing in between: the only sums to report are other ranks'.
 TEST(Observer, StepsWithoutReportUseMedians) {
   Observer o;
   o.begin_step(0, 0);

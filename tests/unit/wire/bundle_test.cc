@@ -144,7 +144,8 @@ TEST(Bundle, OverflowIsValueAndCanBeCompleted) {
   EXPECT_EQ(small.size.bytes, kBundleHeaderBytes);
   EXPECT_EQ(small.size.needed, needed);
   Buffer moved = small.used();
-  moved.resize(needed - 1, 0x77);  // what a transport delivers: the capacity, with anything behind
+  // what a transport delivers: the capacity, with arbitrary bytes at its end
+  moved.resize(needed - 1, 0x77);
   const auto view = parse_bundle(moved, small.expect());
   ASSERT_TRUE(view) << view.error().message;
   EXPECT_TRUE(view->overflow);
@@ -257,8 +258,8 @@ TEST(Bundle, BodiesAreCheckedUnderValidChecksum) {
   EXPECT_EQ(code(with<uint8_t>(b, 4, 2, n)), Errc::frame_version);
 }
 
-/// What an owner says it saw becomes a capacity of ours: an honest rank once was told to send 1 GiB
-/// from a buffer of 60 kB.
+/// A size that an owner reports becomes a capacity of this rank: an honest rank once had to send 1
+/// GiB from a buffer of 60 kB.
 TEST(Bundle, SeenLengthIsBounded) {
   Example e;
   EXPECT_EQ(code_of(e.used(), e.expect()), Errc::ok);

@@ -128,7 +128,7 @@ TEST(Frame, FrameEncodesInPlace) {
   std::copy(payload.begin(), payload.end(), room->begin());
   const auto size = finish_frame(info, out, payload.size());
   ASSERT_TRUE(size);
-  EXPECT_EQ(out[*size], 0xEE);  // nothing behind the frame
+  EXPECT_EQ(out[*size], 0xEE);  // nothing after the frame
   out.resize(*size);
   EXPECT_EQ(out, frame_of(info, payload));
 }
