@@ -90,7 +90,7 @@ QUESTIONS = ("faults", "widths")
 
 
 class Mean:
-    """What an exchange of float32 does."""
+    """An exchange of float32."""
 
     def __init__(self, parameters, world: int):
         import numpy
@@ -128,7 +128,7 @@ def error_of(workers, before) -> tuple[float, float]:
 
 
 def inputs_of(workers) -> dict:
-    """By offset: gradients and residuals, a row for each worker."""
+    """Views by offset: gradients and residuals, a row for each worker."""
     import numpy
 
     residuals = [workers.residuals(rank) for rank in range(workers.world)]

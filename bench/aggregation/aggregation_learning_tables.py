@@ -13,7 +13,7 @@ ALLOWED = 1.0  # points that a run may end below float32
 
 
 class Runs:
-    """Of a question."""
+    """Runs of a question."""
 
     def __init__(self, found: list[tuple]):
         """found: (cell, what was trained)"""

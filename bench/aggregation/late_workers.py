@@ -48,7 +48,7 @@ def train(rank: int, port: int, aggregator: str, quorum: float, steps: int, comp
 
 
 def address_of(server: subprocess.Popen) -> str:
-    """Where it serves; ends the bench where it does not."""
+    """Address at which it serves; a server that does not start ends the bench."""
     said = server.stdout.readline()
     try:
         return json.loads(said)["serving"]
@@ -67,7 +67,7 @@ def run(quorum: float, steps: int, compute_ms: float, binary: Path) -> float:
         sys.exit(f"late_workers.py: no server: {error}")
     try:
         address = address_of(server)
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here: its port is nobody else's meanwhile
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # bound here: no other program takes its port
         context = mp.get_context("spawn")
         results = context.SimpleQueue()
         mp.spawn(train, (store.port, address, quorum, steps, compute_ms, results), WORLD)

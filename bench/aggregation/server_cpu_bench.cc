@@ -63,7 +63,7 @@ Json spread(std::vector<double> values) { return to_json(tools::spread_of(std::m
 
 constexpr uint64_t kWindow = 64 * kGranule;
 
-/// A window of granules from every worker in turn: as segmented datagrams come.
+/// A window of granules from every worker in turn: the order of segmented datagrams.
 template <class Take>
 void by_window(uint64_t elements, std::size_t workers, Take&& take) {
   for (uint64_t from = 0; from < elements; from += kWindow) {
@@ -73,8 +73,8 @@ void by_window(uint64_t elements, std::size_t workers, Take&& take) {
   }
 }
 
-/// Granules of one worker as its messages bring them, or of sums as a ring holds them: behind a
-/// header each.
+/// Granules of one worker as its messages bring them, or of sums as a ring holds them: each after a
+/// header.
 template <uint64_t kHeader, uint64_t kBytes>
 class Granules {
  public:
@@ -83,7 +83,7 @@ class Granules {
     if (!arena_.reserve(size)) std::abort();
     std::memset(arena_.bytes().data(), 0, size);
   }
-  /// Of the granule that begins with an element.
+  /// The granule that begins with an element.
   uint8_t* at(uint64_t element) noexcept {
     return arena_.bytes().data() + element / kGranule * (kHeader + kBytes) + kHeader;
   }
@@ -111,8 +111,8 @@ class Codes {
              : adder_.add_codes(codes_[w].at(at), lanes_.at(at));
     });
   }
-  /// What the slot machine does with payloads that stay: it notes where they are, and adds with the
-  /// last worker's.
+  /// The slot machine with payloads that stay: it notes where they are, and adds with the last
+  /// worker's.
   void as_server() {
     std::array<std::array<const uint8_t*, kMostWorkers>, kWindow / kGranule> promised{};
     const std::size_t last = codes_.size() - 1;
@@ -236,7 +236,7 @@ std::vector<float> mean_of(const std::vector<std::vector<float>>& all) {
   return mean;
 }
 
-/// Of the mean that a first step delivers: |found - mean|² / |mean|².
+/// Error of the mean that a first step delivers: |found - mean|² / |mean|².
 std::optional<double> error_of(const std::string& spec, const std::string& plan,
                                const std::vector<std::vector<float>>& all) {
   LoopbackHub hub(kServed);

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A bridge with a host behind each port, in network namespaces of this process: takes root.
+// A bridge with a host at each port, in network namespaces of this process: needs root.
 #pragma once
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 
 namespace laconic::bench {
 
-/// A network of its own, for the calling thread while it is inside and for threads that it starts.
+/// A network namespace for the calling thread while it is inside and for threads that it starts.
 class NetworkNamespace {
  public:
   NetworkNamespace() : home_(current()) {
@@ -38,7 +38,7 @@ class NetworkNamespace {
   [[nodiscard]] std::string path() const {
     return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd_);
   }
-  /// What `work` gives, from inside.
+  /// Returns the result of `work`, from inside.
   template <class Work>
   auto inside(Work&& work) const {
     (void)setns(fd_, CLONE_NEWNET);
@@ -86,7 +86,7 @@ class VethSwitch {
   static bool ip(const std::string& words) {
     return std::system(("ip " + words + " >&2").c_str()) == 0;  // stdout is the answer's
   }
-  /// Generic receive offload on a veth: else it takes nothing that is redirected to it.
+  /// Generic receive offload on a veth: without it, it accepts nothing that is redirected to it.
   static bool take_redirected() {
     const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     ethtool_value on{ETHTOOL_SGRO, 1};

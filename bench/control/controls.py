@@ -38,7 +38,7 @@ HOSTS = 4
 SEEDS = 12
 #: Seconds of training after which a run that has not reached its target ends.
 LIMIT = 240.0
-#: Seconds of training that stand for a run of which only the step's time is asked for.
+#: Seconds of training in a run of which only the step's time is needed.
 SAMPLE = 12.0
 
 
@@ -66,7 +66,7 @@ def cross(seed: int) -> tuple[str, ...]:
     return "--beside", "1", sender
 
 
-#: What `topk` and DC2-R make of a changing rate when an element takes few bytes, and small parameters are compressed, too.
+#: `topk` and DC2-R at a changing rate when an element takes few bytes, and small parameters are compressed, too.
 NARROW = "topk:ratio=0.01,values=bf16"
 NARROW_EXCHANGES = (("topk:ratio=0.1,values=bf16", None), (NARROW, None), ("topk:ratio=0.005,values=bf16", None), ("topk:ratio=0.001,values=bf16", None),
                     (NARROW, "dc2:target=compute"), (NARROW, "dc2:target=compute,share=0.5"), (NARROW, "dc2:target=compute,min=0.003"),
@@ -110,12 +110,12 @@ class Cell:
 
     @property
     def sampled(self) -> bool:
-        """Only how long its steps take is asked for; the unshaped run of the same seed says how many it needs."""
+        """Only its time per step is needed; the unshaped run of the same seed gives the number of steps."""
         return self.spec.startswith("pytorch:") and self.scenario.even and self.scenario.name != "unshaped"
 
     def plan(self) -> dict:
         model = MODELS[self.model]
-        # Where the rate changes, what follows it is trained to its end, for its final accuracy.
+        # Where the rate changes, the exchanges that follow it are trained to the end, for their final accuracy.
         whole = self.scenario.name == "unshaped" or bool(self.scenario.exchanges) or (self.control is not None and self.scenario.name == "turns")
         return {"model": self.model, "spec": self.spec, "control": self.control, "small_elements": self.scenario.small, "seed": self.seed,
                 "steps": model.steps, "every": model.every, "target": model.target, "late_ms": self.scenario.late_ms,
@@ -148,7 +148,8 @@ def run(cells: list[Cell]) -> bool:
 
 
 def labs(wanted: list[Cell]) -> list[list[Cell]]:
-    """What runs in one lab: the exchanges of a network, a model and a seed, alone where traffic from elsewhere has a course of its own."""
+    """The runs of one lab: the exchanges of a network, a model and a seed; each alone where traffic from other hosts
+    varies over time."""
     groups: dict = {}
     for cell in wanted:
         alone = cell.path if cell.scenario.name == "cross" else None
@@ -167,7 +168,7 @@ def cells(scenarios, models, seeds: int, exchanges=EXCHANGES) -> list[Cell]:
 
 
 def missing(wanted: list[Cell]) -> list[Cell]:
-    """What has no run yet, or a file that was cut off."""
+    """Runs that are missing, or whose file was cut off."""
     return [cell for cell in wanted if cell.load() is None]
 
 

@@ -25,7 +25,7 @@ def label(spec: str, control: str | None) -> str:
 
 
 def ratio_of(spec: str) -> float:
-    """Of a text of topk, in which a default may be missing."""
+    """The ratio of a spec of topk, in which a default may be missing."""
     found = re.search(r"ratio=([0-9.e-]+)", spec)
     return float(found[1]) if found else 0.01
 

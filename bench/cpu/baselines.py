@@ -32,7 +32,7 @@ HOOK_ELEMENTS = 1024
 
 
 def tensor(count: int, dtype=torch.float32) -> torch.Tensor:
-    """In memory of its own that is offered to the kernel as huge pages."""
+    """A function whose memory is offered to the kernel as huge pages."""
     memory = mmap.mmap(-1, -(-count * dtype.itemsize // HUGE_PAGE) * HUGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -28,7 +28,7 @@ def times(point: dict, direction: str) -> list:
 
 
 class Points:
-    """Of `laconic bench`, by what was measured."""
+    """Results of `laconic bench`, by what was measured."""
 
     def __init__(self, results: dict):
         self.isas = results["isas"]
@@ -107,7 +107,7 @@ def of_codecs(results: dict) -> dict:
 
 
 def io(found: dict) -> dict:
-    """Of `gso`, and of a job beside one that floods."""
+    """Results of `gso`, and of a job next to one that floods."""
     names = {"gso_to_echo": "`gso` against the echo", "gso_to_mmsg": "`gso` against `mmsg`", "beside_flood": "beside a job that floods, against alone"}
     return table(["", ("results/s", "{:.2f} ({:.2f}–{:.2f})"), ("per processor second", "{:.2f} ({:.2f}–{:.2f})")],
                  ([text, spread(found[key]), None if key == "beside_flood" else spread(found[f"{key}_cpu"])] for key, text in names.items()))
@@ -135,7 +135,7 @@ def sums(found: list) -> dict:
 
 
 def middle(server: dict) -> dict:
-    """What a server in the middle computes: thc's time over the others'."""
+    """Computation on a server: thc's time over the others'."""
     scale, rows = 1e3 / (server["elements"] / 1e6), []
     for row in server["rows"]:
         own = row["second"]["median"] if "ratio" in row else min(r["first"]["median"] for r in server["rows"] if "ratio" in r)

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What is measured, and for how long."""
+"""The points that are measured, and their durations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Plan:
 
 
 def chosen(specs, names):
-    """The specs of the codecs that were asked for; all when none was."""
+    """The specs of the requested codecs; all if none was requested."""
     return tuple(s for s in specs if not names or s.split(":")[0].split("+")[0] in names)
 
 

@@ -41,7 +41,7 @@ def options(arguments=None) -> argparse.Namespace:
 
 
 def command_line(given: argparse.Namespace) -> str:
-    """What repeats this run on another machine: without its folders."""
+    """The command that repeats this run on another machine: without its folders."""
     if not given.codecs and given.budget is None and not given.server:
         return "make bench QUICK=1" if given.quick else "make bench"
     words = ["python -m bench.cpu.run", *["--server"] * given.server, *["--quick"] * given.quick, *(["--codecs", given.codecs] if given.codecs else [])]

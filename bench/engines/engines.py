@@ -42,7 +42,7 @@ def environment() -> dict:
 
 
 def executed(words: list, timeout: float = 1200) -> str:
-    """What it prints."""
+    """The output of a command."""
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout, env=environment(),
                           cwd=ROOT, check=False)
     if done.returncode != 0:
@@ -51,14 +51,14 @@ def executed(words: list, timeout: float = 1200) -> str:
 
 
 def lab(hosts: int, rate: str, words: list, *, launcher: bool = False, mtu: int = 1500) -> str:
-    """What rank 0 or the launcher prints in a lab."""
+    """The output of rank 0 or of the launcher in a lab."""
     with tempfile.TemporaryDirectory() as logs:
         executed([COMMAND, "lab", "--hosts", hosts, "--rate", rate, "--mtu", mtu, "--logs", logs, *(["--launcher"] if launcher else []), "--", *words])
         return (Path(logs) / ("launcher.out" if launcher else "rank0.out")).read_text()
 
 
 def bench(engine: str, hosts: int, rate: str, *words, mtu: int = 1500) -> dict:
-    """`laconic bench --engine` on so many hosts."""
+    """`laconic bench --engine` on a number of hosts."""
     command = [COMMAND, "bench", "--json", "--engine", "gloo" if engine == "gloo" else "mpi", *words]
     if engine != "gloo":
         return json.loads(lab(hosts, rate, [*MPIRUN[engine], "-n", hosts, *command], launcher=True, mtu=mtu))
@@ -127,7 +127,7 @@ def window(spec: str) -> dict:
 
 
 def sums(library: str, ranks: int) -> dict:
-    """`none` by native_sum beside the library's own all-reduce, on this machine without a network."""
+    """`none` by native_sum next to the library's own all-reduce, on this machine without a network."""
     program = BUILD / "bin" / ("gloo_sum_bench" if library == "gloo" else f"mpi_sum_bench_{library}")
     if not program.exists():
         raise CellError(f"{program.name} is not built")
@@ -140,7 +140,7 @@ def sums(library: str, ranks: int) -> dict:
 
 
 def median_point(launches) -> dict:
-    """Of each figure of several launches; the ratio is that of the medians."""
+    """Medians over several launches; the ratio is that of the medians."""
     point = {key: statistics.median(launch[key] for launch in launches) for key in launches[0] if key != "ratio"}
     return {**point, "ratio": point["laconic"] / point["own"]}
 

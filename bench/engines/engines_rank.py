@@ -33,7 +33,7 @@ SLOW = 0.5  # seconds of a step, above which few are measured
 
 
 class Late(torch.autograd.Function):
-    """The identity, whose gradient comes so many seconds later and takes no core meanwhile, as a GPU's does."""
+    """The identity, whose gradient comes after a number of seconds without using a core, as a GPU's does."""
 
     @staticmethod
     def forward(ctx, value, seconds):
@@ -80,7 +80,7 @@ def model_of(words: dict):
 
 
 def gather_little(state, bucket):
-    """Sends SMALL bytes for a bucket, whatever its size, and leaves the bucket as it is."""
+    """Sends SMALL bytes for a bucket, whatever its size, and leaves the bucket unchanged."""
     message = torch.zeros(SMALL, dtype=torch.uint8)
     received = [torch.empty_like(message) for _ in range(dist.get_world_size())]
     work = dist.all_gather(received, message, async_op=True)
@@ -88,7 +88,7 @@ def gather_little(state, bucket):
 
 
 class Arm:
-    """A model of its own with one exchange: a spec, and numbers of attach's behind it, "3lc part=65536"."""
+    """A separate model with one exchange: a spec, followed by numbers for attach, "3lc part=65536"."""
 
     def __init__(self, spec: str, words: dict):
         self.spec = spec
@@ -130,20 +130,20 @@ class Arm:
 
 
 def slowest(seconds: float) -> float:
-    """Of all ranks; they meet here."""
+    """The largest value of all ranks, which wait for each other here."""
     box = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(box, dist.ReduceOp.MAX)
     return box.item()
 
 
 def together(function) -> float:
-    """Seconds of the slowest rank, begun by all at once."""
+    """Seconds of the slowest rank; all begin together."""
     dist.barrier()
     return slowest(function())
 
 
 def wire_alone(payload: int, strategy: str, messages: int) -> float:
-    """Seconds of as many bytes without a codec, in so many messages one after the other."""
+    """Seconds for the same number of bytes without a codec, in a number of sequential messages."""
     state = zeros.Zeros(payload // messages, strategy)
     if strategy not in zeros.ROUNDS:
         lanes = torch.zeros(messages, state.sum_bytes() // 4)

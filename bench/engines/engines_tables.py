@@ -12,12 +12,12 @@ MS, RATIO = "{:,.1f}", "{:.2f}"
 
 
 def spec_name(spec: str, known) -> str:
-    """Specs are asked for as users write them and answered as canonical ones, in the same order."""
+    """Specs are given as users write them and answered as canonical ones, in the same order."""
     return spec if spec in known else next((other for other in known if other.split(":")[0] == spec.split(":")[0]), spec)
 
 
 def calls(library: str, cell: dict) -> dict[str, tuple]:
-    """By codec: seconds of the engine's own all-reduce, of a call and of its wire, and the bytes sent."""
+    """For each codec: seconds of the engine's own all-reduce, of a call and of its wire, and the bytes sent."""
     if library == "c10d":
         return {spec: (v["native"], v["step"], v["wire"], v["wire_bytes"]) for spec, v in cell["specs"].items()}
     return {row["codec"]: (row["native"]["time"] / 1e6, row["time"] / 1e6, row["wire"] / 1e6, row["sent"]) for row in cell["results"]}

@@ -117,7 +117,7 @@ def finals(found: dict, way: str) -> list[float]:
 
 
 def learnt_bar(found: dict) -> list:
-    """What compression costs under HSDP, beside what it costs under DDP and what three seeds differ by."""
+    """The cost of compression under HSDP, next to its cost under DDP and the spread of three seeds."""
     plain, packed, native, own = (finals(found, way) for way in LEARNT)
     if not (plain and packed and native and own):
         return []

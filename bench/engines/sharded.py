@@ -24,7 +24,7 @@ from bench.lib.results import final_of
 
 RESULTS = ROOT / "out" / "sharded"
 WORLD = 4
-#: what is compared: the uncompressed mean, 3LC's two legs around the mean, and around the optimizer
+#: the exchanges that are compared: the uncompressed mean, 3LC on both ways around the mean, and around the optimizer
 FLOAT, MEAN, SHARDED = "float32", "attach", "sharded"
 ADAMW = ("AdamW", {"lr": 2e-3, "weight_decay": 0.01})
 MOMENTUM = ("SGD", {"lr": 0.05, "momentum": 0.9})
@@ -87,7 +87,7 @@ class Learner:
         self.optimizer.step()
 
     def state_elements(self) -> int:
-        """Of the optimizer on this rank, with the masters that it has beside parameters."""
+        """Memory of the optimizer on this rank, with the masters that it keeps next to parameters."""
         work = getattr(self.optimizer, "_work", None)
         inner = self.optimizer if work is None else work.inner.optimizer
         state = sum(v.numel() for values in inner.state.values() for v in values.values() if hasattr(v, "dim") and v.dim())
@@ -157,7 +157,7 @@ def cells_of(quick: bool = False) -> list[cells.Cell]:
 
 
 def finals(found: dict, model: str, optimizer: str, way: str) -> list[float] | None:
-    """By seed; None: not all are there."""
+    """By seed; None: some are missing."""
     runs = [cell for name, cell in found.items() if name.startswith(f"learning-{model}-{optimizer}-{way}-")]
     return [run["final"] for run in runs] if runs and all(runs) else None
 

@@ -60,7 +60,8 @@ def step_seconds(worker, layouts, gradients) -> float:
 
 
 def extra_of_a_step(engine, device) -> dict:
-    """64 MiB of gradients by 3lc: a staged step beside one on the CPU, in turn, and memcpy of as much."""
+    """64 MiB of gradients by 3lc: a staged step next to one on the CPU, in turn, and memcpy of the same number of
+    bytes."""
     import torch
 
     from laconic.exchange import staging

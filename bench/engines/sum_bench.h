@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What averaging without a codec costs beside the library's own all-reduce of as many float32, in
-// one process group and in turn, so that other work on the machine slows down both.
+// The cost of averaging without a codec next to the library's own all-reduce of the same number of
+// float32, in one process group and in turn, so that other work on the machine slows down both.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ inline double median(std::vector<double> values) {
   return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// Of the slowest rank in each turn.
+/// Seconds of the slowest rank in each turn.
 inline Result<std::vector<double>> slowest(Engine& engine, std::vector<double> seconds) {
   const uint64_t bytes = seconds.size() * sizeof(double);
   std::vector<double> all(seconds.size() * engine.world());

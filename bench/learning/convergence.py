@@ -53,7 +53,7 @@ OPTIMIZERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is trained: everything, or a minute's worth."""
+    """The runs to train: everything, or a minute's worth."""
 
     world: int = 4
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -94,7 +94,7 @@ class Results:
         self.path = RESULTS / f"convergence-{part}{'-quick' if quick else ''}.json"
 
     def load(self) -> dict:
-        """Of this plan; without figures where there are none, or those of another plan."""
+        """Figures of this plan; without figures where there are none, or those of another plan."""
         mine = json.loads(json.dumps(dataclasses.asdict(self.plan)))  # tuples are lists in a file
         found = learning.read(self.path)
         return found if found.get("plan") == mine else {"plan": mine, "runs": {}, "complete": False}
@@ -120,7 +120,8 @@ class Rank:
         self.save()
 
     def once(self, key: str, train):
-        """What `train()` gave, now or in a run that was cut off. The same on all ranks: they began with the same figures."""
+        """The result of `train()`, now or in a run that was cut off. The same on all ranks: they began with the same
+        figures."""
         if key not in self.found["runs"]:
             self.found["runs"][key] = train()
             self.save()

@@ -31,7 +31,7 @@ from bench.lib.host import machine
 from bench.lib.lab import ROOT, DemoError, laconic_command
 from bench.lib.models import MODELS, load
 
-SMALL = 4096  # parameters of at most so many elements go uncompressed by default
+SMALL = 4096  # parameters of at most this number of elements go uncompressed by default
 LAWS = ("exp", "gp", "p")
 STAGES = ("mode=fixed", "mode=signed", "mode=faithful", "stages=1", "stages=2", "stages=3")
 TIMES = 5  # encodings of a record that a time is the median of
@@ -98,7 +98,7 @@ class Recorder:
 
 
 def digest(module) -> str:
-    """Of all parameters: recording must not change them."""
+    """Gradients of all parameters: recording must not change them."""
     found = hashlib.sha256()
     for parameter in module.parameters():
         found.update(parameter.detach().contiguous().numpy().tobytes())
@@ -138,7 +138,7 @@ def short(value):
 
 
 def fit_of(fit: dict) -> dict:
-    """Of a stage: wanted, selected, distance."""
+    """The numbers of a stage: wanted, selected, distance."""
     return {**{key: fit[key] for key in ("wanted", "fitted", "sent", "corrections", "exact", "memory_passes", "seconds")},
             "stages": [[short(stage[key]) for key in ("wanted", "selected", "ks")] for stage in fit["stages"]]}
 

@@ -28,7 +28,7 @@ def setting_of(spec: str) -> tuple:
 
 
 class Figures:
-    """Of several runs. A record counts where there was something to fit."""
+    """Means over several runs. A record counts where there was something to fit."""
 
     def __init__(self, found: list[dict]):
         self.runs = found
@@ -49,7 +49,7 @@ class Figures:
                                 yield run["plan"]["model"], layer, record
 
     def values(self, feedback: bool, model: str | None, value) -> list:
-        """What `value(record)` gives; None does not count."""
+        """Mean of `value(record)`; None does not count."""
         return [got for _, _, record in self.records(feedback, model) if (got := value(record)) is not None]
 
     def distances(self, law: str, feedback: bool, model: str | None = None) -> list[float]:
@@ -138,7 +138,7 @@ def row_text(row: tuple) -> str:
 
 
 def bold(value: float | None) -> str | None:
-    """Where the law holds."""
+    """A distance, bold where the distribution fits."""
     return value if value is None else f"**{value:.3f}**" if value < HOLDS else f"{value:.3f}"
 
 

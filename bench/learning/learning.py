@@ -44,7 +44,7 @@ OPTIMIZER_MODELS = ("gpt", "cnn")
 OPTIMIZER_SPECS = (REFERENCE, "int8", "3lc", "topk:ratio=0.01", "powersgd:rank=4")
 #: name → torch.optim's class, its arguments
 OPTIMIZERS = {"SGD": ("SGD", {}), "momentum": ("SGD", {"momentum": 0.9}), "Adam": ("Adam", {}), "AdamW": ("AdamW", {})}
-#: learning rates to choose from, by what uncompressed training learns of held-out samples with a seed of its own
+#: learning rates to choose from, by what uncompressed training learns of held-out samples with its own seed
 RATES = {("gpt", "SGD"): (0.1, 0.3, 0.6), ("gpt", "momentum"): (0.03, 0.1, 0.3), ("gpt", "Adam"): (1e-3, 2e-3, 4e-3),
          ("gpt", "AdamW"): (1e-3, 2e-3, 4e-3), ("cnn", "SGD"): (0.1, 0.3, 1.0), ("cnn", "momentum"): (0.03, 0.1, 0.3),
          ("cnn", "Adam"): (1e-3, 3e-3, 1e-2), ("cnn", "AdamW"): (1e-3, 3e-3, 1e-2)}
@@ -53,7 +53,7 @@ TUNING_SEED = 100
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run. steps 0: as many as the demo's."""
+    """One run. steps 0: the demo's number."""
 
     question: str
     model: str
@@ -72,13 +72,13 @@ class Cell:
         return RESULTS / ("-".join(words) + ".json")
 
     def load(self) -> dict | None:
-        """What was trained of this very run."""
+        """The result of this very run."""
         found = read(self.path)
         return found if found and found["cell"] == dataclasses.asdict(self) else None
 
 
 def read(path: Path) -> dict:
-    """Of a file that is not there or not whole: nothing."""
+    """Reads a file; a missing or incomplete one gives nothing."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ QUESTIONS = ("seeds", "long", "tuning", "optimizers", "warmup")
 
 
 def best_rate(model: str, optimizer: str) -> float:
-    """Of the tuning runs, which have to be there."""
+    """Reads the tuning runs, which must exist."""
     found = {}
     for cell in cells("tuning"):
         if (cell.model, cell.optimizer) == (model, optimizer):
@@ -172,7 +172,7 @@ def held_out(data):
 
 
 def train(cell: Cell, demo, model, base: type, data, rank: int, world: int) -> dict:
-    """What is saved, on rank 0: it alone evaluates."""
+    """The result that is saved, on rank 0: it alone evaluates."""
     steps, every = cell.steps or model.steps, cell.every or model.every
     kind, trainer_class = trainer_of(cell, demo, base)
     begun = time.monotonic()
@@ -202,7 +202,7 @@ def run_rank(rank: int, world: int, mine: list[Cell], folder: Path, text_file: s
 
 
 def save(path: Path, found: dict) -> None:
-    """At once or not at all."""
+    """Writes the whole file or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(found), encoding="utf-8")

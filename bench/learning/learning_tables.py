@@ -19,7 +19,7 @@ def unique(values) -> list:
 
 
 class Runs:
-    """Of a question, all there."""
+    """Runs of a question, all there."""
 
     def __init__(self, found: list[tuple]):
         """found: (cell, what was trained)"""
@@ -28,7 +28,7 @@ class Runs:
         self._runs = {(c.model, c.spec, c.warmup, c.optimizer, c.seed): run for c, run in found}
 
     def of(self, model: str, spec: str, warmup: int = 0, optimizer: str = "") -> list[dict]:
-        """By seed."""
+        """Values by seed."""
         return [self._runs[model, spec, warmup, optimizer, seed] for seed in self.seeds]
 
     def finals(self, model: str, spec: str, warmup: int = 0, optimizer: str = "") -> list[float]:
@@ -53,7 +53,7 @@ def mean_curve(runs: list[dict]) -> list[tuple[int, float]]:
 
 
 def difference(runs: list[dict], plain: list[dict]) -> list[tuple[int, float]]:
-    """Of the smoothed mean accuracies, in points."""
+    """Differences of the smoothed mean accuracies, in points."""
     return [(step, 100 * (x - y)) for (step, x), (_, y) in zip(smoothed(mean_curve(runs)), smoothed(mean_curve(plain)))]
 
 

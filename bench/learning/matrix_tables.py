@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def order(self) -> list[str]:
-        """Those that reach the target, the soonest first."""
+        """Exchanges that reach the target, the soonest first."""
         return sorted((spec for spec, time in self.time.items() if time is not None), key=self.time.get)
 
 
@@ -144,7 +144,7 @@ def bound_table(mine: list[Cell]) -> dict:
 
 
 def environment(found: dict) -> dict:
-    """What both halves ran on, each thing once."""
+    """The environment of both halves, each item once."""
     lines: dict[str, set[str]] = {}
     for what, each in [("learning", run["environment"]) for runs in found["learning"].values() for run in runs] + [
             ("step times", raw["machine"] | raw["environment"]) for raw in found["times"].values()]:

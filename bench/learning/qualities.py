@@ -143,7 +143,7 @@ def quality_table(names: dict[str, dict], found: dict) -> dict:
 
 
 def rate_table(names: dict[str, dict]) -> dict:
-    """What was tried for codecs that vote, and which rate was taken."""
+    """The rates tried for codecs that vote, and the one chosen."""
     rows = []
     for name in (name for name, entry in names.items() if votes(entry)):
         for model in STEPS:

@@ -1,2 +1,2 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What benchmarks and the demo share: models, training, a lab to run in, tables, charts."""
+"""Shared by benchmarks and the demo: models, training, a lab to run in, tables, charts."""

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Charts as SVG text. Colours and type are the page's: every mark has a class, nothing has a colour of its own."""
+"""Charts as SVG text. Colours and type are the page's: every mark has a class, nothing has its own colour."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ _NAMES = 205
 
 
 def stacked(rows: list[tuple[str, list[tuple[str, float]]]], title: str, x_label: str, unit: float = 1e3) -> str:
-    """A bar per row, made of (class, value) parts, with the sum behind it."""
+    """A bar per row, made of (class, value) parts, followed by their sum."""
     height = len(rows) * _ROW + _TOP + _BOTTOM
     longest = max(sum(v for _, v in parts) for _, parts in rows)
     x = Axis(0.0, longest * unit * 1.12, _NAMES, WIDTH - _RIGHT)

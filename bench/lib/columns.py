@@ -48,7 +48,7 @@ HOOK = "PyTorch's PowerSGD hook sends its first two steps uncompressed: it does 
 
 
 def shared_notes(results: Results) -> list[str]:
-    """Those that hold for all networks."""
+    """Notes that hold for all networks."""
     found = [EMULATED] * results.emulated + ([NOTE_PRODUCT + ".", COMPUTED, FINAL] if results.learned else [COMPUTED, "Times only: nothing was learned."])
     if results.none_ratio is not None:
         found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step (median of {len(results.none_ratios)} alternating pairs).")

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a reader needs to know of the machine that made the figures."""
+"""Facts about the machine that made the figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cpu() -> str:
 
 
 def commit() -> str:
-    """Of this checkout, marked if files differ from it."""
+    """Commit of this checkout, marked if files differ from it."""
     asked = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=, with local changes"],
                            capture_output=True, text=True)
     return asked.stdout.strip() if asked.returncode == 0 else "not a git checkout"

@@ -69,7 +69,7 @@ def run_lab(command: str, hosts: int, worker: list[str], timeout: float, emulate
     words = [command, "lab", "--hosts", str(hosts), "--json", "--timeout", f"{timeout:.0f}s"]
     words += ["--emulate"] if emulate else []
     words += ["--switch", switch] if switch else []
-    # A session of its own: Ctrl-C comes here, and we pass it on once.
+    # Its own session: Ctrl-C comes here, and we pass it on once.
     process = subprocess.Popen([*words, "--", *worker], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env=environment(ROOT), start_new_session=True)
     errors: list[str] = []

@@ -12,7 +12,7 @@ BASELINES = {
 _UNCOMPRESSED = ("pytorch:ddp", "pytorch:fp16", "none", "bf16", "fp16")
 
 
-#: Behind a spec: where its aggregation servers stand (servers.py).
+#: Appended to a spec: the position of its aggregation servers (servers.py).
 _PLACES = {"switch": "server in the switch", "hosts": "a server on each host", "xdp": "in the switch's kernel, downlink unshaped"}
 
 

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What the gradients of a model are before the exchange."""
+"""Statistics of a model's gradients before the exchange."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OwnGradients:
             self._found[name] = parameter.grad.detach().clone()
 
     def of(self, train_step) -> dict:
-        """By name, of the step that `train_step()` takes."""
+        """By name, for the step that `train_step()` takes."""
         self._found = {}
         train_step()
         found, self._found = self._found, None

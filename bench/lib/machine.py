@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a reader needs to know of the machine and the build that made the figures."""
+"""Facts about the machine and the build that made the figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def memory() -> str:
 
 
 def flags(build: Path) -> str:
-    """Of a file that is compiled like all others."""
+    """Compile flags of a file that is compiled like all others."""
     try:
         commands = json.loads((build / "compile_commands.json").read_text())
         words = next(shlex.split(c["command"]) for c in commands if c["file"].endswith("pipeline/unit_codec.cc"))

@@ -40,7 +40,7 @@ def rate_text(network: str) -> str:
 
 
 class Network:
-    """Of one host. `emulated`: nothing is shaped, senders wait by themselves, and nothing is counted."""
+    """The network of one host. `emulated`: nothing is shaped, senders wait by themselves, and nothing is counted."""
 
     def __init__(self, rank: int):
         self.rank = rank
@@ -75,5 +75,5 @@ class Network:
             raise RuntimeError(f"the lab refused '{line}': {answer['error']['message']}")
 
     def sent_bytes(self) -> int | None:
-        """By this host since it exists, frames with their headers; None if nobody counts."""
+        """Bytes sent by this host since it exists, frames with their headers; None without counters."""
         return None if self.emulated else int(_SENT.read_text())

@@ -27,7 +27,7 @@ def style() -> str:
 
 
 def on_ground(body: list[str], height: int, title: str, width: int) -> str:
-    """As it is, with the page's colours behind it."""
+    """The picture unchanged, on the page's background."""
     ground = f'<rect width="{width}" height="{height}" rx="8" style="fill: var(--paper)"/>'
     return charts.svg([style(), ground, *body], height, title, width)
 

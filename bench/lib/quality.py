@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a model is judged by: whether more is better, and how it is written."""
+"""The metric of a model: whether more is better, and how it is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Quality:
         return value >= target if self.higher_is_better else value <= target
 
     def top(self, values) -> float:
-        """Where the axis of these values ends."""
+        """The end of the axis of these values."""
         return 1.0 if self.higher_is_better else math.floor(2 * min(values)) / 2
 
     def best(self, values) -> float:

@@ -30,7 +30,7 @@ class Row:
     final: float | None  # quality; like all that is learned, nothing if only times were measured
     final_by_seed: list[float]
     parts: dict[str, float]
-    bound: float | None  # a step that sends as many bytes without a codec
+    bound: float | None  # a step that sends the same number of bytes without a codec
     curve: list
     speedup: float = 0.0
     speedup_uncompressed: float = 0.0
@@ -59,7 +59,7 @@ def first_at(curve: list, quality: Quality, target: float) -> int | None:
 
 
 def split(blocks: list[list[dict]], steps: list[list[float]]) -> dict[str, float]:
-    """Mean seconds of a step by what they went into. PyTorch's own exchanges tell no more than their sum."""
+    """Mean seconds of the parts of a step. PyTorch's own exchanges report only the sum."""
     compute, exchange, update = (mean(part) for part in zip(*steps))
     own = [rank["own"] for block in blocks for rank in block]
     if "encode_seconds" not in own[0]:
@@ -70,7 +70,7 @@ def split(blocks: list[list[dict]], steps: list[list[float]]) -> dict[str, float
 
 
 class Results:
-    """Of one network, one of plan["networks"]."""
+    """Results of one network, one of plan["networks"]."""
 
     def __init__(self, raw: dict, plan: dict, network: str):
         self.raw, self.plan, self.network = raw, plan, network

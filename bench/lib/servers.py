@@ -22,13 +22,13 @@ def _serve(command: str, host: str, port: int) -> list[str]:
 
 
 def in_the_switch(command: str) -> str:
-    """What `laconic lab --switch` runs."""
+    """The command for `laconic lab --switch`."""
     return f"exec {shlex.join(_serve(command, 'switch', _SWITCH_PORT))} > /dev/null"
 
 
 @contextlib.contextmanager
 def on_this_host(command: str | None, rank: int):
-    """A server beside the worker, on the worker's core; none without a command."""
+    """A server next to the worker, on the worker's core; none without a command."""
     if command is None:
         yield
         return
@@ -53,7 +53,7 @@ def is_in_the_kernel(spec: str) -> bool:
 
 
 def _take_redirected(device: str) -> None:
-    """`ethtool -K DEVICE gro on`: else a virtual interface takes nothing that a program redirects to it."""
+    """`ethtool -K DEVICE gro on`: without it a virtual interface accepts nothing that a program redirects to it."""
     value = ctypes.create_string_buffer(struct.pack("II", _ETHTOOL_SGRO, 1))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP16x", device.encode(), ctypes.addressof(value)))
@@ -78,7 +78,7 @@ def in_the_kernel(command: str, rank: int, world: int):
 
 
 def attach_options(spec: str, world: int) -> tuple[str, dict]:
-    """The spec, and what laconic.attach takes beside it. Several servers share an exchange: granule number mod servers."""
+    """The spec, and further arguments of laconic.attach. Several servers share an exchange: granule number mod servers."""
     spec, _, place = spec.partition("@")
     servers = {"switch": f"switch:{_SWITCH_PORT}", "xdp": f"switch:{_KERNEL_PORT}",
                "hosts": ",".join(f"host{rank}:{_HOST_PORT}" for rank in range(world))}

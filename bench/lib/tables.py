@@ -64,7 +64,7 @@ def shown(cell, form: str) -> str:
 
 
 def is_numeric(heading: str, *cells) -> bool:
-    """Whether most of the texts of a column are numbers in words, or some cell is one."""
+    """Whether most texts of a column are numbers with words, or some cell is one."""
     if any(not isinstance(cell, str | None) for cell in cells):
         return True
     texts = [cell for cell in cells if cell]
@@ -81,7 +81,7 @@ def markdown(found: dict) -> str:
 
 
 def filled(page: str, tables: dict) -> str:
-    """The page with these tables, and behind it those that it has no place for."""
+    """The page with these tables, followed by those that have no marked position."""
     missing = [key for key in tables if f"<!-- table: {key} -->\n" not in page]
     for key in missing:
         page += f"\n## {key[0].upper()}{key[1:]}\n\n<!-- table: {key} -->\n<!-- end -->\n"

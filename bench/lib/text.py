@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-CHARACTERS = 128  # ASCII; anything else is read as "?"
+CHARACTERS = 128  # ASCII; other characters are read as "?"
 CONTEXT = 64
 TEST_EXCERPTS = 64
 

@@ -23,12 +23,12 @@ POWERSGD_START, POWERSGD_RANK = 2, 4
 
 
 def schedule(step: int, steps: int) -> float:
-    """Of the learning rate: a cosine from 1 to 0."""
+    """Factor of the learning rate: a cosine from 1 to 0."""
     return 0.5 * (1.0 + math.cos(math.pi * min(step / steps, 1.0)))
 
 
 def ring_bytes(count: int, world: int) -> int:
-    """What each rank of a ring all-reduce sends."""
+    """Bytes that each rank of a ring all-reduce sends."""
     return 2 * count * (world - 1) // world
 
 
@@ -44,7 +44,7 @@ def baseline_bytes(spec: str, parameters, world: int) -> int:
     for shape in shapes:
         elements, rows = math.prod(shape), shape[0]
         low_rank = (rows + elements // rows) * min(POWERSGD_RANK, rows, elements // rows)
-        # A vector travels as it is, as does what the hook's min_compression_rate of 2 does not let through.
+        # A vector is sent unchanged, as are matrices that the hook's min_compression_rate of 2 excludes.
         floats += low_rank if len(shape) > 1 and 2 * low_rank < elements else elements
     return ring_bytes(4 * floats, world)
 

@@ -56,7 +56,7 @@ class Way:
         self.sent = (self.bytes_sent() - before) / steps
 
     def bytes_sent(self) -> int:
-        """By this rank so far."""
+        """Bytes sent by this rank up to now."""
         return 0
 
     def found(self) -> dict:

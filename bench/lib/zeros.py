@@ -1,5 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""An exchange of as many bytes as another one's, in as many rounds, without its codec: what remains is the codec's own time.
+"""An exchange of the same number of bytes as another one's, in the same number of rounds, without its codec: what
+remains is the codec's own time.
 
 GRACE (Xu et al., ICDCS 2021) measures such an upper bound with each method's collective.
 """
@@ -22,11 +23,11 @@ class Zeros:
     strategy: str = "gather_all"
 
     def message_bytes(self) -> int:
-        """Of the message to each other rank in a round."""
+        """Size of the message to each other rank in a round."""
         return self.payload // (ROUNDS[self.strategy] * (dist.get_world_size() - 1))
 
     def sum_bytes(self) -> int:
-        """Of a buffer whose all-reduce sends the payload, as a ring does."""
+        """Size of a buffer whose all-reduce sends the payload, as a ring does."""
         world = dist.get_world_size()
         return self.payload * world // (2 * (world - 1))
 

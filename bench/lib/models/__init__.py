@@ -1,5 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The models of the demo: a file each beside this one, and a line here. docs/guide/your-own-model.md says what a file has."""
+"""The models of the demo: a file each in this folder, and a line here. docs/guide/your-own-model.md describes such a
+file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""A small residual net with batch norm: many small tensors beside large ones."""
+"""A small residual net with batch norm: many small tensors and large ones."""
 
 import torch
 from torch import nn
