@@ -23,7 +23,7 @@ from pathlib import Path
 
 MOST_BYTES = 50_000  # of the data file, which is read in reviews
 MOST_SOURCES = 12  # a header that more include is not measured: every part may execute it
-#: Programs of these folders are started by tests in Python, whose C++ nobody measures: these run all of them.
+#: Tests in Python start programs of these folders, whose C++ is not measured: these run all of them.
 STARTED_BY = {"tools/": "tests/tools/test_*.py", "lab/src/": "lab/tests/test_*.py"}
 
 
@@ -132,7 +132,7 @@ def folder_of(mutant):
 
 
 def sample(mutants, size):
-    """As many, from every folder its share. A mutant that joins hardly changes the choice."""
+    """The same number, from every folder its share. A mutant that joins hardly changes the choice."""
     folders = {}
     for m in sorted(mutants, key=lambda m: hashlib.sha256(m.name.encode()).digest()):
         folders.setdefault(folder_of(m), []).append(m)
@@ -172,7 +172,7 @@ def suites_of(program, listed):
 
 
 def suite_name(test):
-    """Of "All/OracleTest.Case/1" and of "OracleTest/0.": "OracleTest"."""
+    """The suite "OracleTest" of "All/OracleTest.Case/1" and of "OracleTest/0."."""
     pieces = test.partition(".")[0].split("/")
     return pieces[1] if len(pieces) > 1 and not pieces[1].isdigit() else pieces[0]
 
@@ -206,7 +206,7 @@ def find_programs(tree, env):
 
 
 def run_program(program, parts, limit, **how):
-    """part → cases that failed. A suite that crashes or hangs is over with that; those behind it get their turn."""
+    """part → cases that failed. A suite that crashes or hangs ends there; the next ones still run."""
     if not program.suites:
         status, _ = run_for(program.words, limit, **how)
         return {} if status == 0 else {program.name: {program.name}}
@@ -239,7 +239,7 @@ def run_file(python, file, limit, **how):
 
 
 class Coverage:
-    """What was measured lies in a file of build/, and is measured again when what it depends on has changed."""
+    """Measurements are kept in a file of build/, and repeated when what they depend on has changed."""
 
     def __init__(self, path, key):
         self.path, self.key = path, key
@@ -343,7 +343,8 @@ def gcov_lines(folder, tree, build_dir):
 
 
 def cover_programs(coverage, tree, programs, env, limit, jobs):
-    """Runs every suite that has not been, in its own process and with counters in its own folder; each is saved at once."""
+    """Runs every suite that has not run, in its own process and with counters in its own folder; each is saved
+    immediately."""
     build_dir = tree / "build" / "release"
 
     def cover(program, part):

@@ -87,7 +87,7 @@ def processor():
 
 
 class Here:
-    """What a run touches; a test has one of its own, with simulated sections and a simulated clock."""
+    """Files that a run touches; a test has its own, with simulated sections and a simulated clock."""
 
     def __init__(self, spent=0.0, root=ROOT):
         self.root, self.begin = root, time.monotonic() - spent
@@ -199,7 +199,7 @@ def table(figures, sections=SECTIONS):
 
 
 def take(figures, run):
-    """What a run measured of sections that passed. A budget that it no longer fits is set to a tenth more than that."""
+    """Takes what a run measured of sections that passed. A budget that no longer fits is set to a tenth more."""
     for name, found in run["sections"].items():
         if found["result"] != "passed":
             continue
@@ -318,7 +318,7 @@ class Run:
             section = self.queue.pop(0)
             needs, left = self.needs(section), self.deadline - self.here.elapsed()
             if not section.required and needs + self.still_required(section) > left and any(s.required for s in self.queue):
-                # What a pass cannot do without comes before what it can.
+                # Sections that a pass needs come before those that it can do without.
                 self.queue = [s for s in self.queue if s.required] + [section] + [s for s in self.queue if not s.required]
             elif needs > left:
                 self.left_out.append(section)
@@ -427,7 +427,7 @@ def last_whole(here):
 
 
 def stale(here, skipped=()):
-    """What of the page is older than a week."""
+    """Rows of the page that are older than a week."""
     rows = last_whole(here)
     limit = str(here.today() - WEEK)
     old = [s.name for s in SECTIONS if s.name not in skipped and (s.name not in rows or not rows[s.name][0] >= limit or rows[s.name][0] == "never")]
@@ -457,7 +457,7 @@ def write_page(run):
         "| section | last ran whole | commit | CPU s | wall | result |", "|---|---|---|---:|---:|---|", *lines, ""]), encoding="utf-8")
 
 
-# ---- words ----
+# ---- arguments ----
 
 
 def limit_of(text):
@@ -471,7 +471,7 @@ def limit_of(text):
 
 
 def chosen(words):
-    """(whether in whole, sections) of scripts/test's words."""
+    """(whether in whole, sections) of scripts/test's arguments."""
     tier, *names = words if words and words[0] in ("quick", "all", "weekly") else ("all", *words)
     known = {section.name: section for section in SECTIONS}
     for name in names:

@@ -13,8 +13,8 @@ weekly() { [[ ${TEST_TIER:-change} == weekly ]]; }
 # launches.py has forks.
 readonly torch_imports=26
 
-# What repeats tests without NumPy takes a tenth of them in turn, which the commit chooses, and all of them weekly.
-# A tenth is too little for as many processes: each imports torch.
+# Tests that are repeated without NumPy: a tenth in turn, which the commit chooses, and all of them weekly. A tenth is too
+# little for that number of processes: each imports torch.
 in_turn() {
   if ! weekly; then
     echo "-n $jobs --tenth=$(git rev-parse -q --verify HEAD 2>/dev/null || cat python/tests/*.py | sha1sum | cut -d ' ' -f 1)"

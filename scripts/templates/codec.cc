@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t kScaleBytes = 4;
 
-/// Where a block's elements and bytes lie. Every block but the last is full.
+/// Position of a block's elements and bytes. Every block but the last is full.
 struct Block {
   uint64_t begin;  ///< first element
   uint64_t count;
