@@ -36,7 +36,7 @@ constexpr size_t kArena = size_t{1} << 33;  // of address space; a page is there
 
 enum Delay { kCompute, kDown, kUp, kDelays };
 std::array<std::atomic<int64_t>, kDelays>
-    delays;  // microseconds before each operation that returns at once
+    delays;  // microseconds before each operation that returns immediately
 std::atomic<int> failing_copies, failing_pins;  // how many of the next ones fail
 std::atomic<int64_t> pinned_bytes;
 std::atomic<int64_t> flipped{
@@ -72,7 +72,7 @@ class Stream {
     changed_.wait(lock, [&] { return done_ >= number; });
   }
 
-  /// As on CUDA, what an operation met comes out where the host waits for it.
+  /// As on CUDA, an operation's error is raised where the host waits for it.
   void wait_and_check(uint64_t number) {
     wait(number);
     TORCH_CHECK(!failed_.exchange(false), "pretend: a copy failed");
@@ -103,7 +103,7 @@ class Stream {
   std::atomic<bool> failed_{false};
 };
 
-/// What had been queued on a stream at one moment.
+/// The operations that were queued on a stream at one moment.
 struct Moment {
   Stream* stream = nullptr;
   uint64_t number = 0;
@@ -261,7 +261,7 @@ class Memory final : public c10::Allocator {
     std::memcpy(readable(to), readable(from), bytes);
   }
 
-  /// What was ever in use at once; it does not shrink.
+  /// Largest number of bytes in use at a time; it does not shrink.
   size_t used() {
     std::lock_guard lock(mutex_);
     return used_;

@@ -51,7 +51,7 @@ def library() -> Path:
     BUILT.mkdir(parents=True, exist_ok=True)
     path = BUILT / f"libpretend-{key}.so"
     with open(BUILT / "lock", "w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest workers may want it at once
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest workers may want it at the same time
         if not path.exists():
             begun, compiled = path.with_suffix(".begun"), path.with_suffix(".o")
             cached = list(filter(None, [shutil.which("ccache")]))  # which takes no command that links
@@ -91,7 +91,7 @@ def load() -> ctypes.CDLL:
 
 
 def delay(compute=0, down=0, up=0) -> None:
-    """Microseconds before each operation on the device, copy to the host and copy to the device that returns at once."""
+    """Microseconds before each asynchronous operation on the device, copy to the host and copy to the device."""
     for which, microseconds in ((COMPUTE, compute), (DOWN, down), (UP, up)):
         load().pretend_delay(which, microseconds)
 

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A rank whose codes aggregation servers add, on a host of its own: hosts are host0, host1, ...
-// Arguments are KEY=VALUE. It ends with one line of JSON: a hash of each step's mean, counts, and
-// the error, if any.
+// A rank whose quantized values aggregation servers add, on its own host: hosts are host0, host1,
+// ... Arguments are KEY=VALUE. It ends with one line of JSON: a hash of each step's mean, counts,
+// and the error, if any.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netdb.h>
@@ -260,7 +260,7 @@ class Rank {
     said_["stats"] = *tools::parse_json((*session)->stats());
   }
 
-  /// `pause=K,...`: tells of these steps and waits for a line before them. `late=K,...`: sleeps
+  /// `pause=K,...`: reports these steps and waits for a line before them. `late=K,...`: sleeps
   /// late_ms before them.
   void pause_before(uint64_t step) {
     for (const std::string& one : split(text("late")))

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Runs a program of this folder as the launcher of a lab of four hosts at 100 Mbit/s, with room for servers in the switch."""
+"""Runs a program of this folder as the launcher of a lab of four hosts at 100 Mbit/s, whose switch can run servers."""
 
 import json
 import os
@@ -14,7 +14,7 @@ HOSTS, RATE = 4, "100mbit"
 
 
 def why_not():
-    """What is missing for it; nothing if it can run here."""
+    """The requirements that are missing; empty if it can run here."""
     for program in (LACONIC, RANK):
         if not program.exists():
             return f"{program} is not built"

@@ -56,7 +56,7 @@ def rss(pid):
 
 
 def on(host, *words):
-    """What a command on that host says."""
+    """The output of a command on that host."""
     process = start(host, *words)
     said = process.communicate(timeout=LIMIT)[0]
     assert process.returncode == 0, (words, said)
@@ -93,7 +93,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any:
 
 
 def why_no_xdp():
-    """Nothing where a program in the kernel can be a server; the hosts' ends are then made ready for it."""
+    """Nothing where a program in the kernel can be a server; then the hosts' ends are prepared for it."""
     found = json.loads(on("switch", LACONIC, "serve", "--check", "--json"))["back_ends"]
     why = next("" if one["works"] else one["why"] for one in found if one["io"] == "xdp")
     if not why:
@@ -118,7 +118,7 @@ class Server:
         self.process.wait()
 
     def stop(self):
-        """What it counted."""
+        """The server's counters."""
         self.process.send_signal(signal.SIGTERM)
         return json.loads(self.process.communicate(timeout=LIMIT)[0].splitlines()[-1])
 
@@ -151,7 +151,7 @@ class Job:
         self.ranks[rank].kill()
 
     def results(self):
-        """Of each rank; None of one that was killed."""
+        """The result of each rank; None of one that was killed."""
         end, said = time.monotonic() + LIMIT, []
         for rank in self.ranks:
             out, _ = rank.communicate(timeout=max(0.1, end - time.monotonic()))

@@ -51,7 +51,8 @@ def loss_in_the_first_window(servers):
 
 
 def multicast(_):
-    """Beside unicast by the same server, in bytes that leave it; with loss; to a host that hears none."""
+    """Compared with unicast by the same server, in bytes that leave it; with loss; to a host that receives no
+    multicast."""
     server = Server(7432, "--multicast", GROUP)
     found, sent = {}, {}
     for name, wanted in (("unicast", 0), ("multicast", 1)):
@@ -92,7 +93,7 @@ def server_restarted(_):
     """Between two steps, and in the midst of one."""
     server = Server(7430)
     with loss("1%"):
-        job = Job([server], pause="1,3,4", **FIRST)  # nobody has ended before it is there again
+        job = Job([server], pause="1,3,4", **FIRST)  # no rank has ended before it is there again
         for step, under_way in ((1, 0), (3, 0.03)):
             job.wait_at(step)
             if not under_way:
@@ -114,7 +115,7 @@ def worker_killed(servers):
     """Between two steps, and in the midst of one; the server lives on."""
     found = []
     for under_way in (0, 0.02):
-        # Nobody has ended before the kill, and the group's timeout is longer than results() waits.
+        # No rank has ended before the kill, and the group's timeout is longer than results() waits.
         job = Job(servers[:1], pause="2,4", timeout_ms=600_000, **FIRST)
         job.wait_at(2)
         if not under_way:

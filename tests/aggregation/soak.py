@@ -115,7 +115,7 @@ class Soak:
                 self.wrong.append(f"round {number}: rank {rank} ended without a word")
             if (error := (said or {}).get("error")) is not None:
                 failed.append((rank, error["message"]))
-        # A rank that hears of the killed one leaves, and another server may tell of that first.
+        # A rank that receives the loss of the killed one leaves, and another server may report that first.
         if failed and (lost is None or not any(lost in named(message) for _, message in failed)):
             killed = "nobody" if lost is None else f"rank {lost}"
             self.wrong.append(f"round {number}: {killed} was killed, and "

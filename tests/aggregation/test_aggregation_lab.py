@@ -71,7 +71,7 @@ def test_multicast_changes_no_bit_and_leaves_server_once(found):
     assert min(rank["multicast_datagrams"] for rank in ranks["multicast"]) > 1000
     assert min(rank["multicast_datagrams"] for rank in ranks["lossy"]) > 1000
     assert sent["multicast"] < 0.5 * sent["unicast"], sent  # 0.25, and what a busy machine asks for again
-    # A host that hears none gets its own.
+    # A host that receives no multicast gets unicast.
     assert [rank["multicast_servers"] for rank in ranks["deaf"]] == [1, 1, 1, 0]
     assert [rank["multicast_datagrams"] > 1000 for rank in ranks["deaf"]] == [True, True, True, False]
 

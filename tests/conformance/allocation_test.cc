@@ -50,7 +50,7 @@ void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::f
 namespace laconic::conformance {
 namespace {
 
-/// One whole exchange of one rank, with raw calls only: the driver of the other laws allocates.
+/// One whole exchange of one rank, with direct calls only: the driver of the other laws allocates.
 void exchange_once(const Spec& spec, const Conditions& conditions, const Plan& plan,
                    const Guarded (&memory)[3], std::span<const Guarded> out, const float* values,
                    float* target) {

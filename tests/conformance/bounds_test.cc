@@ -74,8 +74,8 @@ double mean_bytes(Exchange& exchange, const Contract& contract, float scale) {
   return bytes / kSamples;
 }
 
-/// What a plan expects is what normal elements take on average, to a quarter. Where that depends on
-/// their scale (a threshold in absolute numbers) it is what they take at some scale.
+/// A plan expects the average bytes of normal elements, to a quarter. Where that depends on their
+/// scale (a threshold in absolute numbers) it holds at some scale.
 TEST_P(CodecLaw, ExpectedBytesMatchNormalElements) {
   for (const Unit& unit : {vector_unit(1000), matrix_unit(65, 33), vector_unit(90001)}) {
     SCOPED_TRACE(describe(unit, Data::gaussian));

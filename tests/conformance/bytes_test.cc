@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Laws about bytes: they depend on parameters, unit, place and values, and on nothing else.
+// Laws about bytes: they depend on parameters, unit, position and values, and on nothing else.
 #include "conformance/codec_law.h"
 #include "laconic/thread_pool.h"
 #include "support/subset.h"

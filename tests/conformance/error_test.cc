@@ -100,8 +100,8 @@ TEST_P(CodecLaw, ZerosStayZero) {
   }
 }
 
-/// Rows of an embedding that no sample has used, and all else that has no gradient. A codec that
-/// does not promise it breaks it: the promise that users read is not too modest either.
+/// Rows of an embedding that no sample has used, and other elements without a gradient. A codec
+/// that does not promise it breaks it: the promise that users read is not too modest either.
 TEST_P(CodecLaw, RowsOfZerosStayZeroAsPromised) {
   bool kept = true;
   for (const Unit& unit : all_units()) {

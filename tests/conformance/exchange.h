@@ -99,8 +99,8 @@ class Exchange {
             conditions_.pool};
   }
 
-  /// All rounds that are needed. False when some rank's input was not finite (then nothing else is
-  /// defined).
+  /// Runs all rounds that are needed. False when some rank's input was not finite (then nothing
+  /// else is defined).
   bool encode(std::span<const Source> sources) {
     for (uint32_t round = start(); round < plan_.rounds; ++round) {
       if (!encode_round(round, sources)) return false;
@@ -119,7 +119,7 @@ class Exchange {
   [[nodiscard]] Bytes payload(uint32_t rank, uint32_t round) const {
     return Bytes(ranks_[rank].out[round].data(), ranks_[rank].bytes[round]);
   }
-  /// What decode is given: all payloads for frames, their sum for lanes.
+  /// The input of decode: all payloads for frames, their sum for lanes.
   [[nodiscard]] std::vector<Term> terms(float weight) const {
     if (last().code_bits != 0) return {{merged_.bytes(), weight, {&together_, 1}}};
     if (last().kind == RoundKind::lanes) return {{merged_.bytes(), weight}};
@@ -141,7 +141,7 @@ class Exchange {
     EXPECT_TRUE(out.intact()) << "decode wrote outside its target";
     return {out.floats().begin(), out.floats().end()};
   }
-  /// What one rank's payload means on its own.
+  /// The values of one rank's payload alone.
   [[nodiscard]] std::vector<float> own(uint32_t rank = 0) {
     const Term term{payload(rank), 1.0F};
     return decoded({&term, 1}, rank);

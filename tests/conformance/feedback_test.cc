@@ -57,7 +57,7 @@ class Worker {
     return encoded.outcome;
   }
 
-  /// Takes over what a checkpoint holds, and nothing else.
+  /// Loads the state of a checkpoint, and nothing else.
   void load(const Worker& other) {
     std::copy(other.residual_.floats().begin(), other.residual_.floats().end(),
               residual_.floats().begin());
@@ -103,7 +103,7 @@ double ulp(float x) {
   return static_cast<double>(std::nextafter(a, INFINITY)) - a;
 }
 
-/// What was sent plus what is kept equals what came in, to one rounding per element and step.
+/// The payload's values plus what is kept equal the input, to one rounding per element and step.
 TEST_P(CodecLaw, SentPlusResidualIsTheInput) {
   if (contract_.feedback == Feedback::never) return;  // no feedback
   for (const Unit& unit : units()) {
@@ -332,7 +332,7 @@ TEST_P(CodecLaw, UnusableResidualIsReset) {
   }
 }
 
-/// What is left of an input is no larger than the input, whatever it is: else a residual, which is
+/// The residual of an input is no larger than the input, whatever it is: a larger one, which is
 /// part of the next input, would grow without end.
 TEST_P(CodecLaw, EncodingErrorNeverExceedsInput) {
   if (!in_memory_set(contract_.memories, MemoryKind::residual)) return;

@@ -11,8 +11,8 @@
 
 namespace laconic::conformance {
 
-/// Memory of exactly the size asked for, 64-byte aligned (plus `shift` bytes on purpose), between
-/// two canaries and filled with a byte of the caller's choice. The canary behind starts at the very
+/// Memory of exactly the requested size, 64-byte aligned (plus `shift` bytes on purpose), between
+/// two canaries and filled with a byte of the caller's choice. The second canary starts at the very
 /// next byte.
 class Guarded {
  public:

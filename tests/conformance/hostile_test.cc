@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Laws about bytes from elsewhere: check is total, and whatever it lets through decodes within
-// bounds. Every input lies in an allocation of its own, so that AddressSanitizer sees over-reads.
+// Laws about received bytes: check is total, and whatever it lets through decodes within bounds.
+// Every input has its own allocation, so that AddressSanitizer sees over-reads.
 #include <algorithm>
 #include <cmath>
 

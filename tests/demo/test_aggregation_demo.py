@@ -1,5 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""`make demo-aggregation` in miniature, and what it adds to the demo: networks that lose packets, servers beside an exchange."""
+"""`make demo-aggregation` in miniature, and what it adds to the demo: networks that lose packets, servers next to an
+exchange."""
 
 import json
 import os

@@ -105,7 +105,7 @@ def test_bytes_and_parts_are_recorded_for_every_rank(miniature):
     blocks = [block for rank in result["ranks"] for block in rank["blocks"] if block["spec"] == "3lc"]
     assert blocks
     for block in blocks:
-        assert block["kernel_bytes"] is None  # nobody counts on an emulated link
+        assert block["kernel_bytes"] is None  # no counters on an emulated link
         assert 0 < block["own"]["wire_bytes"] < 1_000_000
         assert block["own"]["encode_seconds"] > 0
     bounds = result["ranks"][1]["bounds"]
@@ -122,7 +122,7 @@ def test_bytes_of_single_worker_are_drawn():
 
 
 def workers(plan, folder, world=2):
-    """What workers of an emulated lab make of a plan, forked: each one's outcome, and the file that they leave."""
+    """The result of a plan with forked workers of an emulated lab: each one's outcome, and the file that they leave."""
     pytest.importorskip("torch")
     from launches import launch
 
@@ -133,7 +133,7 @@ def workers(plan, folder, world=2):
 
 
 def test_failing_run_ends_with_its_message(tmp_path):
-    """What a worker says of an exchange that there is not, and what the demo makes of that when a lab brings it."""
+    """A worker's error for an exchange that does not exist, and what the demo reports when a lab brings it."""
     (failed,), _ = workers(demo.plan_of(demo.options(["--specs", "3lcc", "--steps", "1", "--workers", "1"])) | {"specs": ["3lcc"]}, tmp_path, world=1)
     said = failed.out.splitlines()[-1]
     assert failed.code == 1 and said.startswith('@demo {"error": ') and "3lc" in said

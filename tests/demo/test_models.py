@@ -141,7 +141,7 @@ def _stands(name):
 
 @pytest.mark.parametrize("name", models.MODELS)
 def test_last_gradient_belongs_to_first_layer(pair, name):
-    """What is split into compute and exchange there would else be split too early."""
+    """Modules split into compute and exchange there would otherwise be split too early."""
     for last, of_first in pair.run(_stands, name=name):
         assert last in of_first
 

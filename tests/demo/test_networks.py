@@ -47,7 +47,7 @@ def made_up(networks=NETWORKS, times_only=False, **changes):
     return results.by_network(raw, {**run.plan_of(given), "times_only": times_only, **changes})
 
 
-# ---- what is asked for ----
+# ---- the options ----
 
 def test_networks_are_one_rate_or_a_list():
     assert run.plan_of(run.options(["--networks", "20mbit  1gbit 20mbit"]))["networks"] == NETWORKS

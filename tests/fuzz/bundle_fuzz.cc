@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes give a bundle or an error with a message; what was accepted lies inside the capacity
-// and is what our writer makes of it. The first 8 bytes say what the receiver expects; the rest is
-// what a peer sent, tried once as it is and once with a right checksum.
+// Any bytes give a bundle or an error with a message; an accepted bundle lies inside the capacity
+// and equals what our writer makes of it. The first 8 bytes select what the receiver expects; the
+// rest is the peer's, tried once unchanged and once with a right checksum.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -72,7 +72,7 @@ void parse(Bytes capacity, const BundleExpect& expect) {
   writes_again(capacity, *view, expect);
 }
 
-// What the header says about itself, so that the fuzzer need not guess hashes and step numbers.
+// Fields that the header gives, so that the fuzzer need not guess hashes and step numbers.
 BundleId id_of(const uint8_t* p) {
   BundleId id;
   id.kind = static_cast<BundleKind>(p[5]);

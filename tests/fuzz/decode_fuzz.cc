@@ -2,7 +2,7 @@
 //
 // Every codec of the list, with settings and shape taken from the input: any payload gives an error
 // from check, or decodes inside its target. The target and all lent memory lie between canaries;
-// the payload has an allocation of its own, so that a sanitizer sees a read beyond it.
+// the payload has its own allocation, so that a sanitizer sees a read beyond it.
 //
 // Input: codec (1), fields (1 each, 4), rows (2), cols (1), instruction set (1), flags (1), then
 // the rounds' bytes.

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes give a frame or an error with a message; a frame that was accepted is what our writer
-// makes of its fields. Each input is tried a second time with a right checksum, so that the rules
-// behind it are reached.
+// Any bytes give a frame or an error with a message; an accepted frame equals what our writer makes
+// of its fields. Each input is tried a second time with a right checksum, so that the later checks
+// are reached.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

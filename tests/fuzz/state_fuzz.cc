@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are a session's state or an error that has changed nothing. The checksum is put right
-// first, so that what lies behind it is reached, too.
+// Any bytes are a session's state or an error that has changed nothing. The checksum is corrected
+// first, so that the later checks are reached, too.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the golden frames hold. Inputs are made of integers and powers of two alone, so every
+// Contents of the golden frames. Inputs are made of integers and powers of two alone, so every
 // machine has the same.
 #pragma once
 
@@ -88,12 +88,12 @@ inline std::vector<CodecCase> codec_cases() {
   }
   cases.push_back({"randomk", 2000, 1});  // above 1024 the indices are drawn in another way
   cases.push_back({"3lc:scale=chunk", 41000, 1});     // two chunks, the second a short one
-  cases.push_back({"onebit:scale=chunk", 33000, 1});  // likewise
+  cases.push_back({"onebit:scale=chunk", 33000, 1});  // two chunks, too
   cases.push_back({"powersgd:rank=1", 16390, 2});     // norms of more than one piece
   return cases;
 }
 
-/// What the header of a case says; codec and payload are added by encode_frame.
+/// Header fields of a case; codec and payload are added by encode_frame.
 inline FrameInfo header_of(const CodecCase& c) {
   FrameInfo info;
   info.rows = c.rows;

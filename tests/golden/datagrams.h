@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the golden datagrams hold: every type, sound and broken.
+// Contents of the golden datagrams: every type, sound and broken.
 #pragma once
 
 #include <array>
@@ -271,7 +271,7 @@ inline std::vector<DatagramCase> golden_datagrams() {
   return cases;
 }
 
-/// What a reader says: a fault, or whether the tag is right.
+/// The result of a reader: a fault, or whether the tag is right.
 inline std::string verdict_of(const DatagramCase& c) {
   const protocol::Token token = golden_token();
   const protocol::SipKey job = protocol::job_key(token, kGoldenJob, c.epoch);

@@ -99,8 +99,7 @@ TEST(Golden, PayloadsAreRefusedAsListed) {
   EXPECT_GT(refused, 0);
 }
 
-// Not a promise of the format (a later encoder may choose better), but nothing may change
-// unnoticed.
+// No promise of the format (a later encoder may choose better), but no size may change unnoticed.
 TEST(Golden, EncodersStillWriteTheseBytes) {
   for (const CodecCase& c : codec_cases()) {
     const fs::path file = kDir / "frames" / (file_of(c) + ".frame");

@@ -318,7 +318,8 @@ class Bundles {
                {"expect", expect_json(expect)}};
     if (view) entry["contents"] = contents_of(*view);
     entries_.push_back(std::move(entry));
-    // What bundle_fuzz wants in front: where ids come from, slots, bound, lanes, seen bound.
+    // The first bytes of an input of bundle_fuzz: where ids come from, slots, bound, lanes, seen
+    // bound.
     Buffer seed{static_cast<uint8_t>(expect.shape.seen != 0 ? 2 : 0),
                 static_cast<uint8_t>(expect.shape.slots),
                 100,
@@ -417,7 +418,7 @@ void copy_seeds(const Json& frames, const fs::path& golden, const fs::path& corp
   }
 }
 
-// Payloads of the golden frames behind the bytes that decode_fuzz takes its settings from. Default
+// Payloads of the golden frames after the bytes from which decode_fuzz takes its settings. Default
 // settings only.
 void write_decode_seeds(const fs::path& corpus) {
   const auto codecs = all_codecs();

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a manifest says. Whatever is missing, or of another kind, fails the test.
+// Reads a manifest. A field that is missing, or of another kind, fails the test.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -351,7 +351,7 @@ def decode_sidco(frame, keys):
 
 
 def counted_set(frame, most):
-    """A count, then a set of so many."""
+    """A count, then a set of that size."""
     well_formed(len(frame.payload) >= 4)
     count = struct.unpack_from("<I", frame.payload)[0]
     require(count <= most, "bound_exceeded")

@@ -73,7 +73,7 @@ def closure(wanted, of_laconic):
 
 
 def entries(distribution):
-    """What a distribution put into the top of site-packages: {name: where it is}."""
+    """Packages that a distribution put into the top of site-packages: {name: where it is}."""
     found = {}
     for file in distribution.files:
         top = file.parts[0]

@@ -414,7 +414,7 @@ def test_pause_during_calibration_repeats_it(tmp_path):
     this.jobs, now = "4", 0.0
 
     def calibrated(*compiled):
-        """What it makes of (cores, seconds) of each time."""
+        """The ratios that it computes from (cores, seconds) of each time."""
         nonlocal now
         now, rest = 0.0, iter(compiled)
 

@@ -195,7 +195,7 @@ def choose(module, seed, names):
 
 def test_ten_tenths_contain_each_test_once(tree):
     module, names = loaded(tree), [f"tests/test_{i % 7}.py::test_it[{i}]" for i in range(500)]
-    tenths = [choose(module, f"abcdef{last}", names) for last in range(10)]  # 0xabcdef0 and the nine behind it
+    tenths = [choose(module, f"abcdef{last}", names) for last in range(10)]  # 0xabcdef0 and the nine after it
     assert sorted(name for tenth in tenths for name in tenth) == sorted(names)
     assert all(30 <= len(tenth) <= 70 for tenth in tenths)
     assert choose(module, "abcdef3", names) == tenths[3]

@@ -85,7 +85,7 @@ def test_aborted_lab_keeps_its_results(tmp_path, monkeypatch):
     monkeypatch.setattr(controls, "cpu", lambda: "a machine")  # asks a process, too
 
     def breaks_off(words, **_):
-        if "lab" in words:  # the name of the processor is asked for, too
+        if "lab" in words:  # the name of the processor is read, too
             Path(words[-1]).write_text(json.dumps({"steps": 10}) + "\n")
         return controls.subprocess.CompletedProcess(words, 1, "", "rank 0 ended")
 

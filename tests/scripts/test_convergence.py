@@ -23,7 +23,7 @@ SAMPLE = 1 / judging.TEST_SAMPLES
 @pytest.mark.parametrize("differences, sign", [
     ([1.0, 1.1, 0.9], 1),          # t = 17
     ([-1.0, -1.1, -0.9], -1),
-    ([1.0, 2.0, 6.0], 0),          # t = 1.96, and 4.30 is asked for
+    ([1.0, 2.0, 6.0], 0),          # t = 1.96, and 4.30 is needed
     ([0.0, 0.0, 0.0], 0),
     ([5.0], 0),                    # one seed says nothing
 ])
@@ -55,7 +55,7 @@ def test_seed_that_learned_nothing_is_counted(loss):
 
 
 def figures():
-    """Of the full plans; int8 ruins RMSprop alone, and a warm-up of 60 steps helps 3lc:s=1.75 at step 300."""
+    """Results of the full plans; int8 ruins RMSprop alone, and a warm-up of 60 steps helps 3lc:s=1.75 at step 300."""
     plan = json.loads(json.dumps(dataclasses.asdict(convergence.Plan())))
     common = {"plan": plan, "environment": {"CPU": "one", "commit": "abc"}, "complete": True}
     runs = {f"{name}/rate": {"best": 0.1, "losses": [[0.1, 0.2], [0.3, 0.25]]} for name in plan["optimizers"]}

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Who builds without the system packages hears of all that are missing, in one message of CMake."""
+"""CMake names all missing system packages in one message."""
 
 import os
 import re

@@ -141,7 +141,7 @@ def test_decisions_are_numbered_without_a_gap():
 
 
 def test_decisions_are_short():
-    """Decision, reasons, consequence. What was measured on the way stands in the commit."""
+    """A decision has its reasons and its consequence. The commit has what was measured."""
     for page in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
         assert len(page.read_text(encoding="utf-8").splitlines()) <= 40, page.name
 

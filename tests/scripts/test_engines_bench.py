@@ -36,7 +36,7 @@ def cells():
                                        {"bytes": 16 << 20, "own": 0.010, "mean": 0.0106, "laconic": 0.0106, "ratio": 1.06}]}
     known["window-int8"] = {"rate": "500mbit", "window 1": {"time": 3e4, "wire": 1e4, "coding": 1.5e4},
                             "window 2": {"time": 2e4, "wire": 1e4, "coding": 1.4e4}, "no limit": {"time": 1.5e4},
-                            # each against the longer of its own: 1.0, 1.2, 1.4, 1.6 and 3.0
+                            # each relative to its longer one: 1.0, 1.2, 1.4, 1.6 and 3.0
                             "runs": {"window 2": [{"time": time, "wire": 5e3, "coding": 1e4} for time in (1.2e4, 1e4, 1.4e4, 3e4, 1.6e4)]}}
     known["long-openmpi"] = {"results": [row("int8", 8e6, 2e6, 1.9e6, 1e5), row("3lc", 8e6, 1e6, 4e5, 1e5)]}
     known["perceptron-200mbit"] = {"specs": {"pytorch:ddp": train(6.0), "little": train(0.4), "int8": train(2.0, 0.3, 1.6, 0.2),

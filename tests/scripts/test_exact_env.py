@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""tests/install/exact_env.py: what it makes holds what pip would bring, and nothing else."""
+"""tests/install/exact_env.py: its environment holds what pip would install, and nothing else."""
 
 import importlib.util
 import subprocess

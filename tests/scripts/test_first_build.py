@@ -19,7 +19,7 @@ REQUIRED, OPTIONAL = (re.search(rf"^{name}=\((.*?)\)$", (SCRIPTS / "bootstrap").
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A checkout of scripts alone, and on the PATH programs of its own: fake(name, what it does)."""
+    """A checkout of scripts alone, and on the PATH programs of the test: fake(name, what it does)."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "scripts").mkdir()
     for name in ("bootstrap", "build", "wheel", "ccache.sh", "requirements.txt", "requirements-torch.txt", "requirements-clang-format.txt"):
@@ -92,7 +92,7 @@ def test_build_keeps_its_first_compiler_launcher(checkout, begun, named, launche
 
 @pytest.mark.parametrize(("named", "taken"), [({}, "c++"), ({"CXX": "clang++"}, "clang++")])
 def test_wheel_uses_compiler_of_build(machine, named, taken, monkeypatch):
-    """By its name, too: to ccache g++, which scikit-build-core takes from Python, is another one than c++."""
+    """The name counts: to ccache g++, which scikit-build-core takes from Python, is another compiler than c++."""
     monkeypatch.delenv("CXX", raising=False)
     machine("c++", "true")
     (machine.root / ".venv/bin/python").write_text('#!/bin/bash\nif [[ $* == *" wheel "* ]]; then echo "$CXX" >>calls; exit 1; fi\n')
@@ -161,7 +161,7 @@ HOLD = "import fcntl, sys; lock = open(sys.argv[1], 'w'); fcntl.lockf(lock, fcnt
 
 @pytest.mark.parametrize("lock", ["lists/lock", "dpkg/lock-frontend", "archives/lock"])
 def test_every_apt_lock_is_awaited(machine, lock):
-    """Of apt as it is installed here, with folders of its own."""
+    """Calls apt as it is installed here, with the test's own folders."""
     if not (apt := shutil.which("apt-get", path=os.defpath)):
         pytest.skip("no apt here")
     apt_folder = machine.root / "apt"

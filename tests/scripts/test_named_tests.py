@@ -31,7 +31,7 @@ def test_named_tests_exist(page):
 
 
 def fault(name, style, first):
-    """What is wrong with a test's name, or nothing."""
+    """The fault of a test's name, or nothing."""
     if len(name) > LONGEST:
         return f"{len(name)} characters, at most {LONGEST}"
     if not re.fullmatch(style, name):

@@ -23,7 +23,7 @@ NAME, TYPE = "example_sign", "ExampleSign"
 
 @pytest.fixture
 def tree(tmp_path):
-    """What the script needs, and nothing else."""
+    """The files that the script needs, and nothing else."""
     shutil.copytree(ROOT / "src" / "codecs", tmp_path / "src" / "codecs")
     shutil.copytree(ROOT / "scripts" / "templates", tmp_path / "scripts" / "templates")
     shutil.copy(ROOT / "scripts" / "new_codec", tmp_path / "scripts" / "new_codec")

@@ -115,7 +115,7 @@ def test_unknown_codecs_are_refused(here, capsys):
 
 
 def test_short_training_runs(tmp_path, monkeypatch):
-    """A file of a run, by a rate of its own."""
+    """A file of a run, with its own rate."""
     needs_library(monkeypatch)
     import launches
 

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What scripts/bootstrap takes from PyPI is pinned, and for every Python exactly once."""
+"""Packages that scripts/bootstrap takes from PyPI are pinned, and for every Python exactly once."""
 
 import importlib.machinery
 import importlib.util
@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-# By version alone; the file says why.
+# Pinned by version alone; the file gives the reason.
 WITHOUT_HASHES = {"requirements-torch.txt"}
 FILES = sorted(path.name for path in SCRIPTS.glob("requirements*.txt"))
 PYTHONS = [f"3.{minor}" for minor in range(11, 15)]
@@ -93,7 +93,7 @@ def test_required_packages_are_used():
 
 
 def test_no_second_index_may_win():
-    """With two indexes, either may serve a package of a name; torch's own one is asked for torch alone."""
+    """With two indexes, either may serve a package of a name; torch's own index serves torch alone."""
     bootstrap = (SCRIPTS / "bootstrap").read_text(encoding="utf-8")
     assert "--extra-index-url" not in bootstrap
     assert re.findall(r"--index-url.*", bootstrap) == ['--index-url "$url" -r scripts/requirements-torch.txt']
@@ -118,7 +118,7 @@ def test_installed_packages_need_nothing_beyond_pins():
 
 
 def test_oldest_python_is_the_same_everywhere():
-    """Nobody is promised a Python that the wheel, the pins or bootstrap refuse."""
+    """No page promises a Python that the wheel, the pins or bootstrap refuse."""
     said = {"pyproject.toml": r'requires-python = ">=3\.(\d+)"', "scripts/bootstrap": r"not \(3, (\d+)\) <= sys",
             "README.md": r"Python 3\.(\d+) or newer", "scripts/lock": r'"--python-version", "3\.(\d+)"',
             "docs/guide/quickstart.md": r"Python 3\.(\d+) or newer", "scripts/wheel": r"every Python from 3\.(\d+) on"}

@@ -1,5 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Imports of python/laconic against ARCHITECTURE.md's table of rooms: none leads upwards, and none in a circle. Those of bench/lib."""
+"""Imports of python/laconic against ARCHITECTURE.md's table of packages: none leads upwards, none forms a cycle. The
+same for bench/lib."""
 
 import ast
 import re
@@ -11,7 +12,7 @@ TOP = {"__init__", "run", "doctor", "selftest"}
 
 
 def table():
-    """Rooms, each with those whose modules it may import."""
+    """Packages, each with those whose modules it may import."""
     rows = re.findall(r"^\| `(\w+)` \| (–|`\w+`(?:, `\w+`)*) \|", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.M)
     named = {room: re.findall(r"\w+", may) for room, may in rows}
 

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/engines/sharded.py: every figure stands beside its bar, from runs with known answers."""
+"""bench/engines/sharded.py: every figure is next to its bar, from runs with known answers."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/engines/staging.py: every figure stands beside its bar."""
+"""bench/engines/staging.py: every figure is next to its bar."""
 
 import pytest
 

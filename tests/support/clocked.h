@@ -17,7 +17,7 @@
 
 namespace laconic::test {
 
-/// A rank's exchange, from a hundredth of a second behind its step's number on: each of its batches
+/// A rank's exchange, from a hundredth of a second after its step's number on: each of its batches
 /// takes takes(bytes sent) seconds.
 inline Result<void> drive_clocked(Ranks& group, uint32_t rank, const Layout& layout,
                                   std::vector<float>& buffer, uint64_t step,
@@ -36,7 +36,7 @@ inline Result<void> drive_clocked(Ranks& group, uint32_t rank, const Layout& lay
   return group.drive(rank, layout, buffer, step, test);
 }
 
-/// A group whose clocks are made up: a network of so many bytes in a second in each step.
+/// A group with simulated clocks: a network with a given number of bytes per second in each step.
 class Clocked {
  public:
   using Rate = double (*)(uint64_t step);
@@ -49,7 +49,7 @@ class Clocked {
     group_.emplace(std::move(setup));
   }
 
-  /// What the means of every step are.
+  /// The expected means of every step.
   std::vector<std::vector<float>> steps(uint64_t from, uint64_t to) {
     std::vector<std::vector<float>> means;
     for (uint64_t step = from; step < to; ++step)

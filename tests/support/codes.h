@@ -7,7 +7,7 @@
 
 namespace laconic::test {
 
-/// Number i of codes of so many bits that lie without gaps, the highest bit first.
+/// Quantized value number i of packed ones, the highest bit first.
 inline uint32_t code_at(Bytes codes, uint64_t i, uint32_t bits) {
   uint32_t code = 0;
   for (uint64_t bit = i * bits; bit < (i + 1) * bits; ++bit)

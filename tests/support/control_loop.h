@@ -27,7 +27,7 @@ struct Link {
   double late_s = 0;        // rank 0 comes so much later than the others,
   uint64_t late_from = 0;   // from this step on
   double compute_s = 0.05;  // of a step
-  double burst_bytes = 0;   // of a token bucket: pass at once
+  double burst_bytes = 0;   // of a token bucket: pass immediately
   bool maximum = false;     // what not to do: decide by the slowest rank
 };
 
@@ -135,7 +135,7 @@ struct Loop {
   }
 };
 
-/// Mean of min(value, oracle) / oracle behind the first 20 steps. Uncompressed counts as 1 where it
+/// Mean of min(value, oracle) / oracle after the first 20 steps. Uncompressed counts as 1 where it
 /// is within 1.3 of the target.
 inline double share_of_oracle(const Loop::Run& run) {
   double sum = 0;

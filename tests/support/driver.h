@@ -13,7 +13,7 @@
 
 namespace laconic::test {
 
-/// What a test does in a rank's exchange; each may be missing.
+/// Callbacks of a test in a rank's exchange; each may be missing.
 struct Driver {
   std::function<void(collective::Exchange& exchange)> begun{};
   /// The batch with this number, from 0, is about to go out. False: the engine has failed instead.

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What parameters that travel as fixed point must become, by plain loops in double: written from
-// docs/format/DATAGRAM.md, section 7, without the library. One object plays all ranks.
+// Expected values of parameters that are sent as fixed point, by plain loops in double: written
+// from docs/format/DATAGRAM.md, section 7, without the library. One object plays all ranks.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,11 @@ class FixedOracle {
   using Floats = std::vector<float>;
   struct Settings {
     uint32_t world = 1;
-    uint64_t values = 64;  ///< lanes of a granule
+    uint64_t values = 64;  ///< lanes of a block
     bool feedback = true;
     float decay = 1;
   };
-  /// One parameter, the granules of which begin with number `first`.
+  /// One parameter, whose blocks begin with number `first`.
   FixedOracle(const Settings& settings, uint64_t count, uint64_t first)
       : s_(settings), first_(first), residual_(settings.world, Floats(count)) {}
 
@@ -46,7 +46,7 @@ class FixedOracle {
   [[nodiscard]] bool asks() const { return range_ == 0; }
 
   using In = std::function<bool(uint32_t rank, uint64_t granule)>;
-  /// Gives the mean of all ranks. `of_use`: nobody in the sums of the bucket has refused.
+  /// Returns the mean of all ranks. `of_use`: no rank in the sums of the bucket has refused.
   Floats exchange(const std::vector<Floats>& g, const In& in, bool of_use) {
     const uint64_t n = g[0].size();
     if (range_ == 0) {
@@ -74,7 +74,7 @@ class FixedOracle {
         float& e = residual_[r][i];
         if (of_use) {
           if (sends) e = is_in ? static_cast<float>(x[i] - code * unit) : x[i];
-          if (!sends && !none && std::isfinite(most)) e = e + g[r][i];  // nobody has heard of it
+          if (!sends && !none && std::isfinite(most)) e = e + g[r][i];  // no rank has received it
         } else if (sends) {
           e = s_.decay == 1 ? x[i] - g[r][i]
                             : x[i] * (1.0F / s_.decay) - g[r][i] * (1.0F / s_.decay);

@@ -9,7 +9,8 @@
 
 namespace laconic::test {
 
-/// What rank `from` sends rank `to`: length and bytes differ for all of them, and some are empty.
+/// The message from rank `from` to rank `to`: length and bytes differ for all pairs, and some are
+/// empty.
 inline std::vector<uint8_t> letter(uint32_t from, uint32_t to, uint32_t turn) {
   std::vector<uint8_t> bytes((from * 7 + to * 13 + turn * 5) % 29);
   for (size_t i = 0; i < bytes.size(); ++i)
@@ -17,11 +18,11 @@ inline std::vector<uint8_t> letter(uint32_t from, uint32_t to, uint32_t turn) {
   return bytes;
 }
 
-/// Letters one behind the other, with a gap before each.
+/// Messages in sequence, with a gap before each.
 struct Ragged {
   std::vector<uint64_t> counts, offsets;
   std::vector<uint8_t> memory;
-  /// Room for a letter.
+  /// Buffer for a message.
   void add(uint64_t count) {
     counts.push_back(count);
     offsets.push_back(memory.size() + 3);

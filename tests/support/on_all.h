@@ -10,7 +10,7 @@
 
 namespace laconic::test {
 
-/// body(rank) on every rank at once.
+/// Runs body(rank) on every rank in parallel.
 inline void on_all(uint32_t world, const std::function<void(uint32_t)>& body) {
   std::vector<std::jthread> threads;
   for (uint32_t r = 0; r < world; ++r) threads.emplace_back([&, r] { body(r); });

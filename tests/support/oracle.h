@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What every rank must hold after an exchange, by plain loops over the codec's table alone: no
-// pipeline, no strategy, no bundle. Written from ARCHITECTURE.md and docs/format/FRAME.md. One
+// The expected state of every rank after an exchange, by plain loops over the codec's table alone:
+// no pipeline, no strategy, no bundle. Written from ARCHITECTURE.md and docs/format/FRAME.md. One
 // object plays all ranks of a group, on the scalar reference kernels.
 #pragma once
 
@@ -102,7 +102,7 @@ class Oracle {
   }
 
  private:
-  /// What a hop travels by: ranks' own gradients, means of owners.
+  /// The codec of a hop: ranks' own gradients, means of owners.
   struct Leg {
     Spec spec;
     const CodecTable* codec;
@@ -213,7 +213,7 @@ class Oracle {
     const Place start{seed_, 0, rank, world_, hop, 1.0F};
     legs_[hop].codec->init(legs_[hop].spec.params(), piece.unit, start, values);
   }
-  /// What is encoded, or null: e, m or v of a rank's own gradient, e of a mean that it owns.
+  /// The input of encode, or null: e, m or v of a rank's own gradient, e of a mean that it owns.
   float* residual(uint32_t rank, const Piece& piece, uint32_t hop) {
     if (hop == 1) {
       if (kind_at(1) != MemoryKind::residual) return nullptr;
@@ -239,7 +239,7 @@ class Oracle {
   [[nodiscard]] bool joint() const {
     return contract_.feedback == Feedback::aggregate && spec_.feedback();
   }
-  /// So they have to say whether they have one.
+  /// So they have to report whether they have one.
   [[nodiscard]] uint64_t present_lanes() const {
     uint64_t parameters = 0;
     for (const uint32_t p : layout_->parameters) parameters += joint() && !pieces_[p].empty();
@@ -756,7 +756,7 @@ class Oracle {
     average_raw(values);
     return true;
   }
-  /// What no rank has a gradient for was not sent.
+  /// A parameter without a gradient on all ranks was not sent.
   void leave_absent(ByRank& coded, ByRank& first, std::vector<std::vector<uint8_t>>& sums,
                     const std::vector<Floats>& values) {
     for (size_t i = 0; i < units_.size(); ++i) {
@@ -795,7 +795,7 @@ class Oracle {
   void narrow(Floats& values) const {
     for (float& x : values) x = round_to(dtype_, x);
   }
-  /// The bucket's type where the engine adds it, else float32.
+  /// The bucket's type where the engine adds it, float32 otherwise.
   [[nodiscard]] DType travelling() const {
     return (setup_.sums >> static_cast<uint32_t>(dtype_) & 1U) != 0 ? dtype_ : DType::f32;
   }
@@ -827,7 +827,7 @@ class Oracle {
       if (left != 0) --left;
     }
   }
-  /// Wishes travel with what is compressed; that of one rank is enough, several are joined by OR.
+  /// Flush requests are sent with compressed data; one rank's is enough, several are joined by OR.
   void hear_flush() {
     uint32_t steps = 0;
     for (uint32_t r = 0; r < world_ && remembers(); ++r)
@@ -835,9 +835,9 @@ class Oracle {
     if (steps == 0 || (units_.empty() && setup_.strategy == StrategyKind::native_sum)) return;
     for (auto& memory : memory_) memory.at(kFlush) = {0, static_cast<float>(steps)};
   }
-  /// Of a flush: gradient + residual/parts travels, and the residual loses what did. An owner's
-  /// residual belongs to the mean, so it counts `world` times: it joins the owner's own or, where
-  /// ranks have none, goes out by itself.
+  /// In a flush gradient + residual/parts is sent, and the residual loses that. An owner's residual
+  /// belongs to the mean, so it counts `world` times: it joins the owner's own or, where ranks have
+  /// none, is sent by itself.
   void drain(std::vector<Floats>& values) {
     const float part = 1.0F / static_cast<float>(parts_);
     const DType type = travelling();
@@ -909,8 +909,8 @@ class Oracle {
   void sends(uint32_t rank, uint64_t receivers, uint64_t bytes) {
     counters_[rank].wire_bytes += receivers * bytes;
   }
-  /// FRAME.md, section 4, without the lengths that predictions need. Without short sends all that
-  /// is granted travels: the bounds, and at least room for a failure.
+  /// FRAME.md, section 4, without the lengths that predictions need. Without short sends the whole
+  /// capacity is sent: the bounds, and at least the size of a failure.
   [[nodiscard]] uint64_t bundle_bytes(const std::vector<size_t>& slots,
                                       const std::vector<Coded>& coded, uint64_t lanes,
                                       uint32_t hop) const {

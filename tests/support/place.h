@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Where ranks that are processes can meet: a folder of the test's own, a free port.
+// Where ranks that are processes can meet: the test's own folder, a free port.
 #pragma once
 
 #include <netinet/in.h>
@@ -33,8 +33,8 @@ class Folder {
   std::string path_;
 };
 
-/// Of 127.0.0.1, below those that the system hands out to connections: one of these would be
-/// somebody's before the test listens there.
+/// A port of 127.0.0.1, below those that the system gives to connections: one of these could be
+/// taken before the test listens there.
 inline std::string free_port() {
   std::random_device random;
   for (;;) {

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// N ranks as threads: every rank has a session and a buffer of its own and drives its exchange over
-// the loopback hub.
+// N ranks as threads: every rank has its own session and buffer and drives its exchange over the
+// loopback hub.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -98,7 +98,7 @@ class Ranks {
   Session& session(uint32_t rank) { return *sessions_[rank]; }
   LoopbackHub& hub() { return hub_; }
 
-  /// body(rank) on every rank at once.
+  /// Runs body(rank) on every rank in parallel.
   void on_all(const std::function<void(uint32_t)>& body) { test::on_all(world(), body); }
 
   /// One rank's part of `exchange`, with a test in the middle of it.

@@ -17,7 +17,7 @@ namespace laconic::test {
 
 /// Counts down the allocations of this thread; the one that meets 0 fails, once. -1: none does.
 inline thread_local int64_t countdown = -1;
-/// Bytes that this thread has asked for.
+/// Bytes that this thread has requested.
 inline thread_local uint64_t taken = 0;
 
 inline bool fails() { return countdown >= 0 && countdown-- == 0; }
@@ -38,7 +38,7 @@ void operator delete[](void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
 void operator delete[](void* p, size_t) noexcept { std::free(p); }
 
-/// What arenas call.
+/// The allocator that arenas call.
 extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
   void* p = nullptr;
   laconic::test::taken += bytes;

@@ -125,7 +125,7 @@ def settings_of(row):
 
 
 def test_rules_and_control_match_sessions(tmp_path):
-    """Of four parameters, 1 MiB each."""
+    """Four parameters of 1 MiB each."""
     words = ("bench", "--engine", "loopback", "--iterations", "5", "--warmup", "1", "--min", "4M", "--max", "4M", "--spec", "topk")
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nmatch = "p1"\nspec = "int8"\n\n[[rule]]\nmatch = "p[0-9]*"\nspec = "none"\nmin_elements = 1000\n')
@@ -216,7 +216,7 @@ def test_missing_rules_are_one_message_per_host(rank, local_rank, said):
 
 @pytest.mark.parametrize(("variable", "library"), [("OMPI_COMM_WORLD_SIZE", "openmpi"), ("PMI_SIZE", "mpich")])
 def test_plugin_matches_launcher(tmp_path, variable, library):
-    """A copy of the command that has no plug-ins beside it says which one it wants, and what brings it."""
+    """A copy of the command that has no plug-ins next to it names the one it wants, and what installs it."""
     program = tmp_path / "laconic"
     shutil.copy(BINARY, program)
     done = subprocess.run([program, "bench", "--engine", "mpi"], capture_output=True, text=True, timeout=280,
@@ -258,7 +258,7 @@ def need(*libraries):
 
 
 def mpirun(library, *words, env=None, first=(), second=(), before=()):
-    """Two ranks with the same words, but for what is given."""
+    """Two ranks with the same arguments, except for those given."""
     one = ["-n", "1", *before, BINARY, "bench", "--engine", "mpi", "--iterations", "3", "--timeout", "100"]
     command = [*LAUNCHERS[library], *one, *words, *first, ":", *one, *words, *second]
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=280,
@@ -433,7 +433,7 @@ def test_gloo_ranks_with_other_rules_get_one_message(gloo, tmp_path):
 
 
 def test_gloo_rank_without_memory_is_named_at_any_allocation(tmp_path):
-    """Of arrays, or of what the wire alone is measured with: up to the limit at which there is enough."""
+    """Memory of arrays, or of the buffers that measure the wire alone: up to the limit that suffices."""
     if not (LIBRARIES / "liblaconic_gloo.so").exists():
         pytest.skip("gloo is not here: apt install libgloo-dev, then build laconic_gloo")
     failures = 0
@@ -477,7 +477,8 @@ def test_lost_gloo_rank_is_named(gloo, sign):
 
 @pytest.mark.parametrize("gloo", ["file"], indirect=True)
 def test_launched_rank_0_reports_first(gloo, tmp_path):
-    """Its end is that of the job: rank 1 has known for longer, and gives it time. They do not hear of each other."""
+    """Its end is that of the job: rank 1 has known for longer, and gives it time. They do not receive each other's
+    errors."""
     with (tmp_path / "said").open("a") as error:
         for rank, seconds in enumerate((1.3, 1.0)):
             (tmp_path / str(rank)).mkdir()

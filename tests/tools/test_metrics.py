@@ -82,7 +82,7 @@ def busy_server(serving):
     assert a.result()["divisor"] == b.result()["divisor"] == 2
     a.acknowledge(1)
     a.contribute(1, ack=1)
-    # Job 2: one contribution is enough behind a millisecond; the other one comes too late.
+    # Job 2: one contribution suffices after a millisecond; the other one comes too late.
     c, d = hand_worker.job(address, 0x2222222222222222, 2, needed=1, deadline_us=1000)
     c.contribute(0)
     assert c.result()["bitmap"] == 1 and d.result()["bitmap"] == 1
@@ -157,7 +157,7 @@ def test_multicast_sums_are_counted(has_metrics, serving):
     _, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--multicast", "239.7.4.2")
     host, port = said["serving"].rsplit(":", 1)
     workers = hand_worker.job((host, int(port)), 0x3333333333333333, 2)
-    for worker in workers:  # both say that they hear the group
+    for worker in workers:  # both report that the group reaches them
         worker.send(worker.header("data", 0, 0, flags=hand_worker.wire.GROUP, payload=bytes(4)))
     for _ in range(100):
         found = with_regular_expressions(text_of(said["metrics"]))

@@ -107,7 +107,7 @@ def record(times, decisions, *, before=1, spec="topk", first=0):
 def run():
     rng = random.Random(7)
     times = []
-    while len(times) < 400:  # stretches of a network, each of its own time and noise
+    while len(times) < 400:  # stretches of a network, each with its own time and noise
         level = rng.choice([0.1, 0.3, 0.7, 1.0, 1.3, 2.0, 6.0])
         times += [None if rng.random() < 0.1 else DEADLINE * level * rng.choice([0.8, 1.0, 1.2]) for _ in range(rng.randrange(4, 40))]
     return times[:400], second_dc2(times[:400])

@@ -98,7 +98,7 @@ def elements(size):
 
 
 def by_python(library, path):
-    """Of every rule, and of what none takes: match, spec, control, parameters, elements; or the refusal."""
+    """For every rule, and for parameters that none takes: match, spec, control, parameters, elements; or the refusal."""
     from laconic.core.errors import LaconicError
     from laconic.exchange.rules import array_of, given
 
@@ -174,7 +174,7 @@ def test_both_readers_agree_on_typing_errors(library, tmp_path):
             assert "error" in said, bytes(text)
             continue
         kept += 1
-        if "error" in said:  # by the library, behind the reader
+        if "error" in said:  # by the library, after the reader
             assert any(f"rule {i + 1}" in said["error"]["message"] for i in range(len(rules))) or "rules exceed the limit" in said["error"]["message"], text
         else:
             assert [rule["match"] for rule in said["rules"]] == [rule.get("match", "*") for rule in rules], bytes(text)

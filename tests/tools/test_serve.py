@@ -153,7 +153,7 @@ def test_job_of_one_worker_by_hand(serving, tmp_path, io):
 
 
 def status_of(process):
-    """Of each thread: users, capabilities that it may have, whether a program that it starts could have more."""
+    """For each thread: users, capabilities that it may have, whether a program that it starts could have more."""
     for status in Path(f"/proc/{process.pid}/task").glob("*/status"):
         found = dict(line.split(":", 1) for line in status.read_text().splitlines())
         yield set(found["Uid"].split()), int(found["CapPrm"], 16), found["NoNewPrivs"].strip()

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""contrib/laconic-serve.service: the command takes its words and starts with them; systemd knows its keys."""
+"""contrib/laconic-serve.service: the command accepts its arguments and starts with them; systemd knows its keys."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What the scripts of this folder share: starting ranks, collecting what each of them saw, comparing it."""
+"""Shared by the scripts of this folder: starting ranks, collecting what each of them saw, comparing it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def digest(model) -> str:
 
 
 def report(folder, name: str, rank: int, **values) -> None:
-    """What one rank saw."""
+    """The results of one rank."""
     Path(folder, f"{name}-{rank}.json").write_text(json.dumps(values), encoding="utf-8")
 
 

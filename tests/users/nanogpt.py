@@ -36,7 +36,7 @@ WORDS = "the cat sat on a mat and saw two small birds in the old tree behind our
 
 
 def write_data(folder: Path) -> None:
-    """What data/shakespeare_char/prepare.py makes: characters as uint16, and their table."""
+    """The files of data/shakespeare_char/prepare.py: characters as uint16, and their table."""
     import numpy as np
 
     draw = random.Random(0)

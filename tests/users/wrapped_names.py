@@ -1,7 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""A run that is saved as it is, and resumed with torch.compile or activation checkpointing inside DDP, which put words into parameter
-names; and the other way round.
-"""
+"""A run that is saved unwrapped, and resumed with torch.compile or activation checkpointing inside DDP, which add words
+to parameter names; and the other way round."""
 
 import sys
 import tempfile
