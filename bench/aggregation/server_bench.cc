@@ -59,12 +59,12 @@ using Clock = std::chrono::steady_clock;
 constexpr uint8_t kWorkers = 4;
 constexpr uint32_t kLanes = 1024;
 constexpr uint16_t kRing = 1024;
-constexpr uint64_t kWindow = 256;  // granules that a worker has under way
-/// The same behind a veth, which keeps 256 packets of all.
+constexpr uint64_t kWindow = 256;  // granules that a worker has in flight
+/// The same over a veth, which keeps 256 packets in all.
 constexpr uint64_t kVethWindow = 64;
 constexpr uint64_t kData = protocol::kUpHeaderBytes + kLanes / 2;
 constexpr uint64_t kResult = protocol::kDownHeaderBytes + kLanes;
-/// Of servers that are not on loopback.
+/// For servers that are not on loopback.
 constexpr protocol::Token kToken{1};
 constexpr auto kPatience = std::chrono::milliseconds(20);
 constexpr double kRegisters = 10;  ///< seconds in which workers register, or there is no server
@@ -97,7 +97,7 @@ protocol::JobSettings job_settings(uint8_t world) {
 
 // ---- what is measured ----
 
-/// Something that answers, on a thread of its own.
+/// A server, or a program that answers like one, on its own thread.
 class Peer {
  public:
   virtual ~Peer() { end(); }
@@ -178,7 +178,7 @@ class Echo final : public Peer {
     event.events = EPOLLIN;
     epoll_ctl(epoll_, EPOLL_CTL_ADD, socket.fd(), &event);
   }
-  /// The first datagram of a worker gets it a socket of its own, as the server does it.
+  /// The first datagram of a worker gets it its own socket, as in the server.
   bool accept() {
     std::optional<Endpoint> stranger;
     receiver_.receive(listener_, [&](const Endpoint& from, Bytes) { stranger = from; });
@@ -251,8 +251,9 @@ class Worker {
     socket_ = std::move(*socket);
   }
 
-  /// To a server; all of a job have to be called until all have registered. Datagrams are lost, the
-  /// answer or the enrolment behind it as well: who is not welcome yet says hello again.
+  /// Registers with a server; all workers of a job have to be called until all have registered.
+  /// Datagrams may be lost, also the answer or the following enrolment: a worker without a welcome
+  /// says hello again.
   bool enrol(uint64_t job, Receiver& receiver) {
     const protocol::Applicant me{job, job * 64 + rank_, 1, rank_};
     std::array<uint8_t, protocol::kMaxEnrolmentBytes> bytes{};
@@ -297,9 +298,7 @@ class Worker {
       h.worker = rank_;
       std::array<uint8_t, protocol::kUpHeaderBytes> header;
       protocol::write_up(h, key_, protocol::era_of(next_), codes_, header.data(), padding_);
-      if (batch_.push(header, codes_, padding_)) continue;
-      batch_.flush(socket_, nullptr);
-      batch_.push(header, codes_, padding_);
+      batch_.add(socket_, header, codes_, padding_);
     }
     batch_.flush(socket_, nullptr);
   }
@@ -423,8 +422,8 @@ class Pair {
   std::vector<Worker> workers_;
 };
 
-/// A job of one worker that sends what it has sent, on a thread of its own: to a server, or, so
-/// that it takes as much of the machine, to a port where nobody reads.
+/// A job of one worker that repeats what it has sent, on its own thread: to a server or, to use the
+/// same processor time, to a port where nothing reads.
 class Flood {
  public:
   Flood(const std::string& server, uint64_t job)

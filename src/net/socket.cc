@@ -435,6 +435,14 @@ bool has_gso() noexcept {
 
 Batch::Batch(Io io) noexcept : io_(io) {}
 
+uint32_t Batch::add(const Socket& socket, Bytes header, Bytes payload, std::size_t padding,
+                    const Endpoint* to) noexcept {
+  if (push(header, payload, padding)) return 0;
+  const uint32_t refused = flush(socket, to);
+  push(header, payload, padding);
+  return refused;
+}
+
 bool Batch::push(Bytes header, Bytes payload, std::size_t padding) noexcept {
   const std::size_t size = header.size() + payload.size() + padding;
   const bool is_long = header.size() > headers_[0].size();

@@ -85,24 +85,25 @@ class Socket {
 /// Whether the kernel has segmentation and coalescing for UDP.
 [[nodiscard]] bool has_gso() noexcept;
 
-/// Datagrams for one peer that go out together. Payloads are read by flush().
+/// Datagrams to one peer, sent together. Payloads are read until flush() returns.
 class Batch {
  public:
   explicit Batch(Io io) noexcept;
 
-  /// False: there is no room, or it has another length: flush first.
-  bool push(Bytes header, Bytes payload, std::size_t padding = 0) noexcept;
-  /// The same for a whole datagram, which is read by flush(): together with the previous one if
-  /// they are contiguous.
-  bool push_whole(Bytes datagram) noexcept { return push({}, datagram); }
-  [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
-  /// To `to`, or where the socket is connected to. Returns what Socket::take_errors() does.
+  /// Adds a datagram: `header`, which is copied, `payload` and `padding` zeros. Payloads without a
+  /// header that are contiguous are sent from one piece of memory. If the batch is full, or the
+  /// datagram has another length, flushes first, and returns what flush() does.
+  uint32_t add(const Socket& socket, Bytes header, Bytes payload, std::size_t padding,
+               const Endpoint* to = nullptr) noexcept;
+  /// Sends to `to`, or where the socket is connected to. Returns what Socket::take_errors() does.
   uint32_t flush(const Socket& socket, const Endpoint* to) noexcept;
 
  private:
   static constexpr std::size_t kMost = 64;         // segments in older kernels
   static constexpr std::size_t kHeaderRoom = 656;  // enrolments come as headers
   static constexpr std::size_t kPieces = 3;        // header, payload, padding
+  /// False: the datagram does not fit, or has another length.
+  bool push(Bytes header, Bytes payload, std::size_t padding) noexcept;
   std::size_t pieces_of(std::size_t index, iovec* pieces) const noexcept;
   std::size_t pieces_of_all(iovec* pieces) const noexcept;
   [[nodiscard]] bool send_segmented(const Socket& socket, const Endpoint* to,

@@ -104,26 +104,28 @@ std::size_t UdpServer::Hash::operator()(const Address& a) const noexcept {
 }
 
 /// Sorts what the server sends by peer. A welcome makes its addressee one.
-class UdpServer::Out final : public Outbox {
+class UdpServer::Out final : public Sender {
  public:
   explicit Out(UdpServer& server) : server_(server) {}
   [[nodiscard]] uint64_t sent() const noexcept { return sent_; }
   /// Before peers go.
   void forget() noexcept { recent_.fill(nullptr); }
 
-  void send(const Address& to, Bytes header, Bytes payload) override {
+  void send(const Address& to, Bytes header, Bytes payload, std::size_t padding) override {
+    ++sent_;
     Peer* peer = find(to);
-    protocol::DatagramStart start;
-    protocol::parse_start(header, &start);
-    // Not now: the lists of peers are being read.
-    if (start.type == protocol::DatagramType::welcome &&
-        (peer == nullptr || peer->job != start.job)) {
-      server_.newcomers_.emplace_back(to, start.job);
+    note_welcome(peer, to, header);
+    if (peer == nullptr) {
+      const Endpoint endpoint = endpoint_of(to);
+      Batch one(server_.io_);
+      one.add(server_.listener_, header, payload, padding, &endpoint);
+      one.flush(server_.listener_, &endpoint);
+      return;
     }
-    put(peer, to, [&](Batch& batch) { return batch.push(header, payload); });
-  }
-  void send_sum(const Address& to, Bytes datagram) override {
-    put(find(to), to, [&](Batch& batch) { return batch.push_whole(datagram); });
+    peer->refused += peer->batch.add(peer->socket, header, payload, padding);
+    if (peer->queued) return;
+    peer->queued = true;
+    server_.queued_.push_back(peer);
   }
   void flush() override { server_.flush(); }
 
@@ -136,23 +138,12 @@ class UdpServer::Out final : public Outbox {
     return recent = found->second.get();
   }
 
-  template <class Push>
-  void put(Peer* peer, const Address& to, Push&& push) {
-    ++sent_;
-    if (peer == nullptr) {
-      const Endpoint endpoint = endpoint_of(to);
-      Batch one(server_.io_);
-      push(one);
-      one.flush(server_.listener_, &endpoint);
-      return;
-    }
-    if (!push(peer->batch)) {
-      peer->refused += peer->batch.flush(peer->socket, nullptr);
-      push(peer->batch);
-    }
-    if (peer->queued) return;
-    peer->queued = true;
-    server_.queued_.push_back(peer);
+  void note_welcome(const Peer* peer, const Address& to, Bytes header) {
+    protocol::DatagramStart start;
+    protocol::parse_start(header, &start);
+    if (start.type != protocol::DatagramType::welcome) return;
+    // Not now: the lists of peers are being read.
+    if (peer == nullptr || peer->job != start.job) server_.newcomers_.emplace_back(to, start.job);
   }
 
   UdpServer& server_;

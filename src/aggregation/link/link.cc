@@ -211,13 +211,13 @@ bool Link::waits() const noexcept {
 
 // ---- what goes ----
 
-void Link::send(Time now, Outlet& outlet) noexcept {
+void Link::send(Time now, Sender& sender) noexcept {
   if (waits()) fail(silence_.too_long(now));
   if (failed() || closed_ || registration_.idle()) return;
-  Uplink uplink(*settings_, registration_.epoch(), hearing_.hears(), outlet, stats_);
+  Uplink uplink(*settings_, registration_.epoch(), hearing_.hears(), sender, stats_);
   for (const uint64_t number : results_.asked()) uplink.held(results_, number);
   results_.forget_asked();
-  registration_.send(now, results_, window_.pace(), outlet);
+  registration_.send(now, results_, window_.pace(), sender);
   if (!registration_.may_send()) return;
   if (hearing_.next_try(now)) uplink.bare(DatagramType::ack, results_.ack(), protocol::kTry);
   if (!done() && window_.send(now, silence_.moved_at(), results_, uplink) &&

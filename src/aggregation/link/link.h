@@ -20,13 +20,13 @@
 #include "aggregation/link/failure.h"
 #include "aggregation/link/granule.h"
 #include "aggregation/link/hearing.h"
-#include "aggregation/link/outlet.h"
 #include "aggregation/link/registration.h"
 #include "aggregation/link/results.h"
 #include "aggregation/link/settings.h"
 #include "aggregation/link/silence.h"
 #include "aggregation/link/window.h"
 #include "aggregation/protocol/clock.h"
+#include "aggregation/protocol/sender.h"
 #include "laconic/error.h"
 
 namespace laconic::aggregation {
@@ -64,8 +64,9 @@ class Link {
   [[nodiscard]] const protocol::Group& group() const noexcept { return hearing_.group(); }
   void receive_from_group(Time now, Bytes datagram) noexcept { take(now, datagram, true); }
   [[nodiscard]] bool hears_group() const noexcept { return hearing_.hears(); }
-  /// Sends what is due.
-  void send(Time now, Outlet& outlet) noexcept;
+  /// Sends what is due. `sender` is flushed before the link is called again: payloads are the
+  /// caller's of begin(), or results that the link keeps.
+  void send(Time now, Sender& sender) noexcept;
   /// When to call send(), if nothing is received before.
   [[nodiscard]] Time wake(Time now) const noexcept;
 

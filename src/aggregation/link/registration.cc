@@ -33,12 +33,12 @@ Time Registration::next_try(Time now, const Pace& pace) noexcept {
 }
 
 void Registration::send(Time now, const Results& results, const Pace& pace,
-                        Outlet& outlet) noexcept {
-  if (now >= hello_at_) send_hello(now, pace, outlet);
-  if (now >= enrol_at_) send_enrolment(now, results, pace, outlet);
+                        Sender& sender) noexcept {
+  if (now >= hello_at_) send_hello(now, pace, sender);
+  if (now >= enrol_at_) send_enrolment(now, results, pace, sender);
 }
 
-void Registration::send_hello(Time now, const Pace& pace, Outlet& outlet) noexcept {
+void Registration::send_hello(Time now, const Pace& pace, Sender& sender) noexcept {
   ++attempt_;
   // A server answers a tag whatever else comes to it. One of before has no use for it, and for the
   // hello: every other one goes without.
@@ -46,13 +46,13 @@ void Registration::send_hello(Time now, const Pace& pace, Outlet& outlet) noexce
   const protocol::SipKey key = protocol::hello_key(settings_->token);
   std::array<uint8_t, protocol::kHelloBytes> message;
   protocol::write_hello(me(), tagged ? &key : nullptr, message.data());
-  outlet.send(message, {}, 0);
+  sender.send(kPeer, message, {}, 0);
   hello_sent_ = now;
   hello_at_ = next_try(now, pace);
 }
 
 void Registration::send_enrolment(Time now, const Results& results, const Pace& pace,
-                                  Outlet& outlet) noexcept {
+                                  Sender& sender) noexcept {
   std::array<uint8_t, protocol::kMaxRing / 8> held{};
   results.write_held(held.data());
   protocol::Enrolment e;
@@ -67,7 +67,7 @@ void Registration::send_enrolment(Time now, const Results& results, const Pace& 
   std::array<uint8_t, protocol::kMaxEnrolmentBytes> message;
   const protocol::SipKey key = protocol::enrolment_key(settings_->token, e.from, e.epoch, nonce_);
   const uint64_t bytes = protocol::write_enrolment(e, key, message.data());
-  outlet.send(Bytes(message).first(bytes), {}, 0);
+  sender.send(kPeer, Bytes(message).first(bytes), {}, 0);
   enrol_at_ = next_try(now, pace);
 }
 

@@ -8,11 +8,11 @@
 #include <cstdint>
 
 #include "aggregation/link/failure.h"
-#include "aggregation/link/outlet.h"
 #include "aggregation/link/pace.h"
 #include "aggregation/link/results.h"
 #include "aggregation/link/settings.h"
 #include "aggregation/protocol/clock.h"
+#include "aggregation/protocol/sender.h"
 
 namespace laconic::aggregation {
 
@@ -59,7 +59,7 @@ class Registration {
   [[nodiscard]] bool take_stranger(Time now, Bytes datagram, const Pace& pace) noexcept;
 
   /// Sends what is due.
-  void send(Time now, const Results& results, const Pace& pace, Outlet& outlet) noexcept;
+  void send(Time now, const Results& results, const Pace& pace, Sender& sender) noexcept;
   [[nodiscard]] Time wake() const noexcept { return std::min(hello_at_, enrol_at_); }
 
  private:
@@ -70,8 +70,8 @@ class Registration {
   }
   /// The time-out grows with every try.
   [[nodiscard]] Time next_try(Time now, const Pace& pace) noexcept;
-  void send_hello(Time now, const Pace& pace, Outlet& outlet) noexcept;
-  void send_enrolment(Time now, const Results& results, const Pace& pace, Outlet& outlet) noexcept;
+  void send_hello(Time now, const Pace& pace, Sender& sender) noexcept;
+  void send_enrolment(Time now, const Results& results, const Pace& pace, Sender& sender) noexcept;
 
   const LinkSettings* settings_;
   Phase phase_ = Phase::idle;

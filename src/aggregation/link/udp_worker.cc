@@ -16,15 +16,15 @@ namespace {
 
 constexpr uint32_t kIpAndUdp4 = 28, kIpAndUdp6 = 48;
 
-/// Flushes when the batch is full or the next datagram has another length.
-class ToBatch final : public Outlet {
+/// A link's datagrams on their way to its server.
+class ToServer final : public Sender {
  public:
-  ToBatch(net::Batch& batch, const net::Socket& socket) : batch_(batch), socket_(socket) {}
-  void send(Bytes header, Bytes payload, std::size_t padding) override {
-    if (batch_.push(header, payload, padding)) return;
-    batch_.flush(socket_, nullptr);
-    batch_.push(header, payload, padding);
+  ToServer(net::Batch& batch, const net::Socket& socket) : batch_(batch), socket_(socket) {}
+  // A closed port may belong to a server that is restarting: the link's timeout decides.
+  void send(const Address&, Bytes header, Bytes payload, std::size_t padding) override {
+    (void)batch_.add(socket_, header, payload, padding);
   }
+  void flush() override { (void)batch_.flush(socket_, nullptr); }
 
  private:
   net::Batch& batch_;
@@ -161,10 +161,9 @@ Error UdpWorker::error_of(const End& end, const char* what) {
 // The last acknowledgement of an exchange is sent here, too, and not waited for.
 void UdpWorker::send_due(Time now) noexcept {
   for (std::size_t i = 0; i < paths_.size(); ++i) {
-    ToBatch outlet(paths_[i].batch, paths_[i].socket);
-    links_.links()[i].send(now, outlet);
-    // A closed port may belong to a server that is restarting: the link's timeout decides.
-    paths_[i].batch.flush(paths_[i].socket, nullptr);
+    ToServer sender(paths_[i].batch, paths_[i].socket);
+    links_.links()[i].send(now, sender);
+    sender.flush();
   }
 }
 

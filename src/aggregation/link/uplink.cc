@@ -42,7 +42,7 @@ void Uplink::granule(const Results& results, uint64_t number, bool again) noexce
   protocol::write_up(h, epoch_.key, protocol::era_of(number), payload, front.data(), padding);
   ++stats_.sent;
   if (again) ++stats_.resent_datagrams;
-  outlet_.send(front, payload, padding);
+  sender_.send(kPeer, front, payload, padding);
 }
 
 void Uplink::bare(DatagramType type, uint64_t ack, uint8_t flags, uint16_t ahead) noexcept {
@@ -51,7 +51,7 @@ void Uplink::bare(DatagramType type, uint64_t ack, uint8_t flags, uint16_t ahead
   std::array<uint8_t, protocol::kUpHeaderBytes> front;
   protocol::write_up(h, epoch_.key, protocol::era_of(ack + ahead), {}, front.data());
   ++stats_.sent;
-  outlet_.send(front, {}, 0);
+  sender_.send(kPeer, front, {}, 0);
 }
 
 void Uplink::held(const Results& results, uint64_t number) noexcept {
@@ -73,7 +73,7 @@ void Uplink::held(const Results& results, uint64_t number) noexcept {
   std::array<uint8_t, protocol::kDownHeaderBytes> front;
   protocol::write_down(h, epoch_.key, protocol::era_of(number), sum, front.data());
   ++stats_.sent;
-  outlet_.send(front, sum, 0);
+  sender_.send(kPeer, front, sum, 0);
 }
 
 }  // namespace laconic::aggregation

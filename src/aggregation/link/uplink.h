@@ -5,18 +5,18 @@
 
 #include <cstdint>
 
-#include "aggregation/link/outlet.h"
 #include "aggregation/link/registration.h"
 #include "aggregation/link/results.h"
+#include "aggregation/protocol/sender.h"
 
 namespace laconic::aggregation {
 
 class Uplink {
  public:
   /// All arguments outlive it. `hears`: the server's group reaches this worker.
-  Uplink(const LinkSettings& settings, const Epoch& epoch, bool hears, Outlet& outlet,
+  Uplink(const LinkSettings& settings, const Epoch& epoch, bool hears, Sender& sender,
          LinkStats& stats) noexcept
-      : settings_(settings), epoch_(epoch), outlet_(outlet), stats_(stats), hears_(hears) {}
+      : settings_(settings), epoch_(epoch), sender_(sender), stats_(stats), hears_(hears) {}
 
   /// Sends a contribution; only its header, which requests the result, if the worker is late.
   /// `again`: it was lost.
@@ -33,7 +33,7 @@ class Uplink {
 
   const LinkSettings& settings_;
   const Epoch& epoch_;
-  Outlet& outlet_;
+  Sender& sender_;
   LinkStats& stats_;
   bool hears_;
 };

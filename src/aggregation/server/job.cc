@@ -32,7 +32,7 @@ Job::Job(const protocol::Enrolment& first, uint64_t epoch, const protocol::Token
 
 // ---- admission ----
 
-Judgement Job::enrol(Time now, const protocol::Enrolment& e, const Address& from, Outbox& out) {
+Judgement Job::enrol(Time now, const protocol::Enrolment& e, const Address& from, Sender& out) {
   const protocol::JobSettings& own = terms_.settings;
   const uint32_t worker = e.from.worker;
   if (course_.state == JobState::failed) return {course_.reason, 0, course_.blamed};
@@ -64,7 +64,7 @@ Judgement Job::enrol(Time now, const protocol::Enrolment& e, const Address& from
   return {};
 }
 
-void Job::begin(Time now, Outbox& out) {
+void Job::begin(Time now, Sender& out) {
   for (Member& member : members_.all()) member.heard = now;
   const Members::Holdings holdings = members_.holdings();
   const int lost = slots_.restore({holdings.data(), members_.world()});
@@ -83,7 +83,7 @@ void Job::begin(Time now, Outbox& out) {
 
 // ---- what comes ----
 
-DatagramFault Job::receive(Time now, const Address& from, bool held, Bytes datagram, Outbox& out,
+DatagramFault Job::receive(Time now, const Address& from, bool held, Bytes datagram, Sender& out,
                            bool stays) {
   const DatagramFault fault =
       held ? receive_held(now, from, datagram, out) : receive_up(now, from, datagram, out, stays);
@@ -91,7 +91,7 @@ DatagramFault Job::receive(Time now, const Address& from, bool held, Bytes datag
   return fault;
 }
 
-DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Outbox& out,
+DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Sender& out,
                               bool stays) {
   protocol::UpHeader header;
   if (const auto fault = protocol::parse_up(datagram, &header); fault != DatagramFault::none) {
@@ -116,7 +116,7 @@ DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Out
 }
 
 void Job::handle(Time now, const protocol::UpHeader& header, uint64_t number, Bytes payload,
-                 bool stays, Outbox& out) {
+                 bool stays, Sender& out) {
   if (course_.state == JobState::failed) {
     return Downlink(terms_, slots_.ring(), out).failure(members_[header.worker].address, course_);
   }
@@ -135,7 +135,7 @@ void Job::handle(Time now, const protocol::UpHeader& header, uint64_t number, By
   watch_.note(now, is_waiting());
 }
 
-DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, Outbox& out) {
+DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, Sender& out) {
   protocol::DownHeader header;
   if (const auto fault = protocol::parse_down(datagram, &header); fault != DatagramFault::none) {
     return fault;
@@ -166,7 +166,7 @@ bool Job::is_waiting() const noexcept {
   return course_.state == JobState::running && serving_.is_waited_for();
 }
 
-Judgement Job::fail(Time now, const Judgement& why, Outbox& out) {
+Judgement Job::fail(Time now, const Judgement& why, Sender& out) {
   if (course_.state == JobState::failed) return why;
   course_.state = JobState::failed;
   course_.reason = why.reason;
@@ -181,7 +181,7 @@ Judgement Job::fail(Time now, const Judgement& why, Outbox& out) {
 }
 
 // A closed port answers with an error, a worker is not disturbed.
-void Job::ask(uint32_t worker, Outbox& out) {
+void Job::ask(uint32_t worker, Sender& out) {
   Downlink down(terms_, slots_.ring(), out);
   if (course_.state == JobState::gathering) {
     down.welcome(members_, worker, false);
@@ -190,7 +190,7 @@ void Job::ask(uint32_t worker, Outbox& out) {
   }
 }
 
-void Job::unreachable(Time now, const Address& at, Outbox& out) {
+void Job::unreachable(Time now, const Address& at, Sender& out) {
   if (course_.state != JobState::running && course_.state != JobState::gathering) return;
   for (uint32_t w = 0; w < members_.world(); ++w) {
     Member& m = members_[w];
@@ -204,7 +204,7 @@ void Job::unreachable(Time now, const Address& at, Outbox& out) {
   }
 }
 
-void Job::tick(Time now, Outbox& out) {
+void Job::tick(Time now, Sender& out) {
   watch_.tick(now);
   if (course_.state == JobState::running) {
     watch_.heard_beside(gate_.hear(members_));

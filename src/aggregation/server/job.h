@@ -8,6 +8,7 @@
 #include "aggregation/protocol/address.h"
 #include "aggregation/protocol/clock.h"
 #include "aggregation/protocol/enrolment.h"
+#include "aggregation/protocol/sender.h"
 #include "aggregation/server/job/kernel_gate.h"
 #include "aggregation/server/job/members.h"
 #include "aggregation/server/job/serving.h"
@@ -42,29 +43,29 @@ class Job {
   }
 
   /// An enrolment whose tag is right.
-  Judgement enrol(Time now, const protocol::Enrolment& e, const Address& from, Outbox& out);
+  Judgement enrol(Time now, const protocol::Enrolment& e, const Address& from, Sender& out);
   /// A datagram of this job, epoch and version. Returns what is wrong with it. `stays`: its bytes
   /// can be read until settle().
   protocol::DatagramFault receive(Time now, const Address& from, bool held, Bytes datagram,
-                                  Outbox& out, bool stays = false);
+                                  Sender& out, bool stays = false);
   void settle() noexcept { slots_.settle(); }
   /// A host reports that a port is closed. Counts after the second time in a row.
-  void unreachable(Time now, const Address& at, Outbox& out);
-  void tick(Time now, Outbox& out);
+  void unreachable(Time now, const Address& at, Sender& out);
+  void tick(Time now, Sender& out);
   [[nodiscard]] Time next_event() const noexcept;
   /// No worker needs the job any more: its memory may be freed.
   [[nodiscard]] bool is_over(Time now) const noexcept;
 
  private:
   [[nodiscard]] bool is_waiting() const noexcept;
-  protocol::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Outbox& out,
+  protocol::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Sender& out,
                                      bool stays);
-  protocol::DatagramFault receive_held(Time now, const Address& from, Bytes datagram, Outbox& out);
+  protocol::DatagramFault receive_held(Time now, const Address& from, Bytes datagram, Sender& out);
   void handle(Time now, const protocol::UpHeader& header, uint64_t number, Bytes payload,
-              bool stays, Outbox& out);
-  void begin(Time now, Outbox& out);
-  Judgement fail(Time now, const Judgement& why, Outbox& out);
-  void ask(uint32_t worker, Outbox& out);
+              bool stays, Sender& out);
+  void begin(Time now, Sender& out);
+  Judgement fail(Time now, const Judgement& why, Sender& out);
+  void ask(uint32_t worker, Sender& out);
 
   Terms terms_;
   Course course_;

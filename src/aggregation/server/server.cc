@@ -51,7 +51,7 @@ bool Server::may_answer(Time now, const Address& to, uint32_t kept) noexcept {
   return false;
 }
 
-void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out, bool stays) {
+void Server::receive(Time now, const Address& from, Bytes datagram, Sender& out, bool stays) {
   ++stats_.datagrams;
   protocol::DatagramStart start;
   if (const auto fault = protocol::parse_start(datagram, &start); fault != DatagramFault::none) {
@@ -80,16 +80,16 @@ bool Server::owes() const noexcept {
 }
 
 void Server::stranger(Time now, const Address& from, const protocol::DatagramStart& start,
-                      uint64_t size, Outbox& out) {
+                      uint64_t size, Sender& out) {
   ++stats_.strangers;
   // After a restart all workers send whole windows: their hellos need answers, too.
   if (size < protocol::kUpHeaderBytes || !may_answer(now, from, Budget::kOfAll / 2)) return;
   std::array<uint8_t, protocol::kUpHeaderBytes> answer;
   protocol::write_stranger(start.job, answer.data());
-  out.send(from, answer, {});
+  out.send(from, answer, {}, 0);
 }
 
-void Server::hello(Time now, const Address& from, uint8_t version, Bytes datagram, Outbox& out) {
+void Server::hello(Time now, const Address& from, uint8_t version, Bytes datagram, Sender& out) {
   protocol::Applicant who;
   bool tagged = false;
   const auto fault = protocol::parse_hello(datagram, &who, &tagged);
@@ -111,10 +111,10 @@ void Server::hello(Time now, const Address& from, uint8_t version, Bytes datagra
   std::array<uint8_t, protocol::kHelloBytes> answer;
   protocol::write_challenge(challenge, protocol::challenge_key(settings_.token, who),
                             answer.data());
-  out.send(from, answer, {});
+  out.send(from, answer, {}, 0);
 }
 
-void Server::enrol(Time now, const Address& from, Bytes datagram, Outbox& out) {
+void Server::enrol(Time now, const Address& from, Bytes datagram, Sender& out) {
   protocol::Enrolment e;
   if (const auto fault = protocol::parse_enrolment(datagram, &e); fault != DatagramFault::none) {
     return count(fault);
@@ -138,7 +138,7 @@ void Server::enrol(Time now, const Address& from, Bytes datagram, Outbox& out) {
 }
 
 // The tag is right: only now may memory be taken.
-Judgement Server::admit(Time now, const protocol::Enrolment& e, const Address& from, Outbox& out) {
+Judgement Server::admit(Time now, const protocol::Enrolment& e, const Address& from, Sender& out) {
   if (Job* job = find(static_cast<uint32_t>(e.from.job)); job != nullptr) {
     if (job->number() != e.from.job) return {Reason::jobs, settings_.jobs, jobs_.size()};
     return job->enrol(now, e, from, out);
@@ -165,16 +165,16 @@ Judgement Server::admit(Time now, const protocol::Enrolment& e, const Address& f
 }
 
 void Server::refuse(Time now, const Address& to, const protocol::Applicant& who,
-                    const Judgement& judgement, bool is_stranger, Outbox& out) {
+                    const Judgement& judgement, bool is_stranger, Sender& out) {
   ++stats_.refusals;
   if (is_stranger && !may_answer(now, to)) return;
   const protocol::Refusal refusal{who, judgement.reason, judgement.expected, judgement.found};
   std::array<uint8_t, protocol::kHelloBytes> answer;
   protocol::write_refusal(refusal, protocol::challenge_key(settings_.token, who), answer.data());
-  out.send(to, answer, {});
+  out.send(to, answer, {}, 0);
 }
 
-void Server::unreachable(Time now, const Address& at, Outbox& out) {
+void Server::unreachable(Time now, const Address& at, Sender& out) {
   for (const auto& job : jobs_) job->unreachable(now, at, out);
 }
 
@@ -186,21 +186,21 @@ void Server::count_kernel(Job& job) noexcept {
 }
 
 // Sent datagrams may point into the job's slots.
-void Server::drop(std::size_t index, Outbox& out) {
+void Server::drop(std::size_t index, Sender& out) {
   out.flush();
   count_kernel(*jobs_[index]);
   used_ -= Job::memory(jobs_[index]->settings());
   jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(index));
 }
 
-void Server::drop_one_that_is_over(Outbox& out) {
+void Server::drop_one_that_is_over(Sender& out) {
   for (std::size_t i = 0; i < jobs_.size(); ++i) {
     const JobState state = jobs_[i]->state();
     if (state == JobState::failed || state == JobState::ended) return drop(i, out);
   }
 }
 
-void Server::tick(Time now, Outbox& out) {
+void Server::tick(Time now, Sender& out) {
   for (std::size_t i = 0; i < jobs_.size();) {
     jobs_[i]->tick(now, out);
     count_kernel(*jobs_[i]);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "aggregation/protocol/clock.h"
+#include "aggregation/protocol/sender.h"
 #include "aggregation/server/budget.h"
 #include "aggregation/server/job.h"
 
@@ -43,15 +44,15 @@ class Server {
 
   /// Any bytes from anywhere. `stays`: they can be read until settle(), and what they add may be
   /// added then: all at once what came for one sum. Answers are the same.
-  void receive(Time now, const Address& from, Bytes datagram, Outbox& out, bool stays = false);
+  void receive(Time now, const Address& from, Bytes datagram, Sender& out, bool stays = false);
   /// The bytes that stayed may go now.
   void settle() noexcept;
   /// Bytes that stay are still wanted.
   [[nodiscard]] bool owes() const noexcept;
   /// A host reports that the port of an address is closed.
-  void unreachable(Time now, const Address& at, Outbox& out);
+  void unreachable(Time now, const Address& at, Sender& out);
   /// Deadlines, silent workers, jobs that are over.
-  void tick(Time now, Outbox& out);
+  void tick(Time now, Sender& out);
   /// When to call tick(), if nothing is received before.
   [[nodiscard]] Time next_event() const noexcept;
 
@@ -67,19 +68,19 @@ class Server {
   [[nodiscard]] bool is_vouched_for(Bytes hello) const noexcept;
   /// `kept`: number of replies reserved for others.
   bool may_answer(Time now, const Address& to, uint32_t kept = 0) noexcept;
-  void hello(Time now, const Address& from, uint8_t version, Bytes datagram, Outbox& out);
-  void enrol(Time now, const Address& from, Bytes datagram, Outbox& out);
-  Judgement admit(Time now, const protocol::Enrolment& e, const Address& from, Outbox& out);
+  void hello(Time now, const Address& from, uint8_t version, Bytes datagram, Sender& out);
+  void enrol(Time now, const Address& from, Bytes datagram, Sender& out);
+  Judgement admit(Time now, const protocol::Enrolment& e, const Address& from, Sender& out);
   void refuse(Time now, const Address& to, const protocol::Applicant& who,
-              const Judgement& judgement, bool stranger, Outbox& out);
+              const Judgement& judgement, bool stranger, Sender& out);
   void stranger(Time now, const Address& from, const protocol::DatagramStart& start, uint64_t size,
-                Outbox& out);
+                Sender& out);
   void count(protocol::DatagramFault fault) noexcept {
     if (fault != protocol::DatagramFault::none) ++stats_.rejected[static_cast<std::size_t>(fault)];
   }
   void count_kernel(Job& job) noexcept;
-  void drop(std::size_t index, Outbox& out);
-  void drop_one_that_is_over(Outbox& out);
+  void drop(std::size_t index, Sender& out);
+  void drop_one_that_is_over(Sender& out);
 
   ServerSettings settings_;
   protocol::SipKey nonce_key_{}, hello_key_{};

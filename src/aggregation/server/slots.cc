@@ -32,14 +32,14 @@ bool Slots::acknowledge(uint32_t worker, uint64_t number) noexcept {
   return ack != SlotRing::Ack::wrong;
 }
 
-bool Slots::has_length(const Contribution& c) const noexcept {
+bool Slots::has_length(const Addend& c) const noexcept {
   if ((c.flags & protocol::kEmpty) != 0) return true;
   const uint64_t size = c.payload.size();
   if ((c.flags & protocol::kValues) != 0) return size % 4 == 0 && size <= 4U * settings_.values;
   return size == settings_.code_bytes() || size == settings_.padded_bytes();
 }
 
-void Slots::open_slot(Time now, const Contribution& c) noexcept {
+void Slots::open_slot(Time now, const Addend& c) noexcept {
   Slot& slot = ring_.at(c.number);
   slot = {};
   slot.number = c.number;
@@ -51,7 +51,7 @@ void Slots::open_slot(Time now, const Contribution& c) noexcept {
   open_.append(slot);
 }
 
-Verdict Slots::add(Time now, const Contribution& c) noexcept {
+Verdict Slots::add(Time now, const Addend& c) noexcept {
   if (c.number < ring_.ack(c.worker)) return Verdict::stale;
   if (ring_.is_beyond(c.number)) return Verdict::beyond;
   const SlotRing::Hold hold(ring_, c.number);

@@ -47,7 +47,7 @@ class Slots {
   }
   /// False: the ack contradicts what was closed, and nothing was taken.
   bool acknowledge(uint32_t worker, uint64_t ack) noexcept;
-  Verdict add(Time now, const Contribution& c) noexcept;
+  Verdict add(Time now, const Addend& c) noexcept;
   /// Adds what open sums were promised: the payloads that stayed may go now. What a closed sum was
   /// promised is in it already.
   void settle() noexcept { sums_.settle(); }
@@ -85,8 +85,8 @@ class Slots {
   }
   [[nodiscard]] bool may_close(const Slot& slot, Time now) const noexcept;
   /// True if the contribution has the expected length.
-  [[nodiscard]] bool has_length(const Contribution& c) const noexcept;
-  void open_slot(Time now, const Contribution& c) noexcept;
+  [[nodiscard]] bool has_length(const Addend& c) const noexcept;
+  void open_slot(Time now, const Addend& c) noexcept;
   void close(Slot& slot) noexcept;
   void close_all_due(Time now) noexcept;
 

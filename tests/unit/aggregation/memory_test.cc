@@ -95,22 +95,23 @@ class Poor {
   std::function<void()> under_way;  ///< called when something is
 
  private:
-  struct Up final : aggregation::Outlet {
+  struct Up final : aggregation::Sender {
     struct One {
       std::array<uint8_t, 1024> bytes;
       std::size_t size;
     };
-    void send(Bytes header, Bytes payload, std::size_t) override {
+    void send(const aggregation::Address&, Bytes header, Bytes payload, std::size_t) override {
       One one{{}, header.size() + payload.size()};
       std::copy(header.begin(), header.end(), one.bytes.begin());
       std::copy(payload.begin(), payload.end(), one.bytes.begin() + header.size());
       sent.push_back(one);
     }
+    void flush() override {}
     std::vector<One> sent;
   };
-  struct Down final : aggregation::Outbox {
+  struct Down final : aggregation::Sender {
     explicit Down(Poor& p) : poor(p) {}
-    void send(const aggregation::Address& to, Bytes header, Bytes payload) override {
+    void send(const aggregation::Address& to, Bytes header, Bytes payload, std::size_t) override {
       std::vector<uint8_t> all(header.begin(), header.end());
       all.insert(all.end(), payload.begin(), payload.end());
       Link& link = poor[static_cast<uint32_t>(load<uint64_t>(to.bytes.data()) - 1)];

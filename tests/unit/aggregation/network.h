@@ -476,9 +476,9 @@ class Network {
     flying_.push({time, order_++, from, to, by_group, index});
   }
 
-  struct FromServer final : aggregation::Outbox {
+  struct FromServer final : aggregation::Sender {
     explicit FromServer(Network& n) : network(n) {}
-    void send(const aggregation::Address& to, Bytes header, Bytes payload) override {
+    void send(const aggregation::Address& to, Bytes header, Bytes payload, std::size_t) override {
       if (to == group_of_tests().address) return network.post_to_group(header, payload);
       const auto worker = load<uint64_t>(to.bytes.data());
       if (worker - 1 <= network.workers_.size() && worker > 1) {
@@ -488,13 +488,14 @@ class Network {
     void flush() override {}
     Network& network;
   };
-  struct FromWorker final : aggregation::Outlet {
+  struct FromWorker final : aggregation::Sender {
     FromWorker(Network& n, uint32_t from_) : network(n), from(from_) {}
-    void send(Bytes header, Bytes payload, std::size_t padding) override {
+    void send(const aggregation::Address&, Bytes header, Bytes payload, std::size_t padding) override {
       std::vector<uint8_t> padded(payload.begin(), payload.end());
       padded.resize(padded.size() + padding);
       network.post(from, 0, header, padded);
     }
+    void flush() override {}
     Network& network;
     uint32_t from;
   };

@@ -60,8 +60,8 @@ void expect_whole(Network& network) {
 uint8_t type_of(const std::vector<uint8_t>& bytes) { return bytes[2] & 15U; }
 
 /// Keeps what the server sends.
-struct Sent final : aggregation::Outbox {
-  void send(const aggregation::Address& to, Bytes header, Bytes payload) override {
+struct Sent final : aggregation::Sender {
+  void send(const aggregation::Address& to, Bytes header, Bytes payload, std::size_t) override {
     addresses.push_back(to);
     datagrams.emplace_back(header.begin(), header.end());
     datagrams.back().insert(datagrams.back().end(), payload.begin(), payload.end());
@@ -626,8 +626,9 @@ TEST(Network, IdleWorkerHasFullTimeoutForRestart) {
   Network network(plan, {}, 1);
   network.compute = 800 * kMillisecond;
   ASSERT_FALSE(network.run(400 * kMillisecond));  // one of two exchanges is done
-  struct Nowhere final : aggregation::Outlet {
-    void send(Bytes, Bytes, std::size_t) override { ++sent; }
+  struct Nowhere final : aggregation::Sender {
+    void send(const aggregation::Address&, Bytes, Bytes, std::size_t) override { ++sent; }
+    void flush() override {}
     int sent = 0;
   } out;
   auto& link = network.workers()[0]->link();
@@ -859,13 +860,10 @@ TEST(Server, ForgottenJobFreesItsMemory) {
 }
 
 /// Reads what it was lent at flush(), as late as it may.
-struct Late final : aggregation::Outbox {
-  void send(const aggregation::Address&, Bytes header, Bytes payload) override {
+struct Late final : aggregation::Sender {
+  void send(const aggregation::Address&, Bytes header, Bytes payload, std::size_t) override {
     unread.push_back({{header.begin(), header.end()}, payload});
-  }
-  void send_sum(const aggregation::Address&, Bytes datagram) override {
-    unread.push_back({{}, datagram});
-    ++unread_sums;
+    if (header.empty()) ++unread_sums;
   }
   void flush() override {
     for (const auto& [header, rest] : unread) {
@@ -898,7 +896,7 @@ class Bare {
               protocol::DatagramFault::none);
     key_ = protocol::job_key(plan_.token, me_.job, challenge_.epoch);
   }
-  void enrol(Time now, aggregation::Outbox& out, const aggregation::Address* from = nullptr) {
+  void enrol(Time now, aggregation::Sender& out, const aggregation::Address* from = nullptr) {
     protocol::Enrolment e;
     e.from = me_;
     e.epoch = challenge_.epoch;
@@ -911,7 +909,7 @@ class Bare {
     bytes.resize(protocol::write_enrolment(e, key, bytes.data()));
     server_.receive(now, from != nullptr ? *from : address(), bytes, out);
   }
-  void send_data(Time now, uint64_t number, aggregation::Outbox& out, uint32_t settings = 7) {
+  void send_data(Time now, uint64_t number, aggregation::Sender& out, uint32_t settings = 7) {
     const std::vector<uint8_t> codes(plan_.job.code_bytes(), 0x11);
     protocol::UpHeader h;
     h.job = static_cast<uint32_t>(me_.job);

@@ -56,7 +56,7 @@ struct Group {
 };
 
 /// A server with a job of four busy workers, and perhaps others beside it.
-class Host final : public aggregation::Outbox {
+class Host final : public aggregation::Sender {
  public:
   Host() : server_({}), plan_(plan_of(kWorkers, 77)) {
     for (uint32_t w = 0; w < kWorkers; ++w) {
@@ -110,7 +110,7 @@ class Host final : public aggregation::Outbox {
 
  private:
   void flush() override {}
-  void send(const aggregation::Address& to, Bytes header, Bytes payload) override {
+  void send(const aggregation::Address& to, Bytes header, Bytes payload, std::size_t) override {
     ++answers_;
     for (uint32_t w = 0; w < kWorkers; ++w) {
       if (to == address_of(w)) deliver(*workers_[w], header, payload);
@@ -125,12 +125,13 @@ class Host final : public aggregation::Outbox {
     worker.link().receive(now_, bytes);
   }
   void send(Worker& worker, Inbox& inbox) {
-    struct Out final : aggregation::Outlet {
+    struct Out final : aggregation::Sender {
       explicit Out(Inbox& to) : inbox(to) {}
-      void send(Bytes header, Bytes payload, std::size_t) override {
+      void send(const aggregation::Address&, Bytes header, Bytes payload, std::size_t) override {
         inbox.datagrams.emplace_back(header.begin(), header.end());
         inbox.datagrams.back().insert(inbox.datagrams.back().end(), payload.begin(), payload.end());
       }
+      void flush() override {}
       Inbox& inbox;
     } out(inbox);
     worker.link().send(now_, out);

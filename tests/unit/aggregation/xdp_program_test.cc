@@ -94,8 +94,8 @@ int run_program(int program, uint32_t ifindex, Frame* frame) {
 
 using Sent = std::multimap<std::string, Frame>;
 
-struct Outbox final : aggregation::Outbox {
-  void send(const Address& to, Bytes header, Bytes payload) override {
+struct Collector final : aggregation::Sender {
+  void send(const Address& to, Bytes header, Bytes payload, std::size_t) override {
     Frame all(header.begin(), header.end());
     all.insert(all.end(), payload.begin(), payload.end());
     sent.emplace(key(to), std::move(all));
@@ -156,7 +156,7 @@ class Pair {
   /// The same bytes to both; what comes back has to be the same.
   void send(const Address& from, uint32_t w, Bytes datagram, std::size_t cut = 0,
             std::size_t port = kOwnPort) {
-    Outbox want, got;
+    Collector want, got;
     now_ += 1000;
     const Bytes arrives = datagram;
     if (cut == 0) oracle_->receive(now_, from, arrives, want);
@@ -173,7 +173,7 @@ class Pair {
       ++redirected;
       const bool to_all = want.sent.size() != 1 || settings_.world == 1;
       for (uint32_t to = 0; to < settings_.world; ++to) {
-        if (to_all || to == w) got.send(worker_at(to), result, {});
+        if (to_all || to == w) got.send(worker_at(to), result, {}, 0);
       }
     } else {
       ++dropped;
@@ -319,7 +319,7 @@ class Pair {
 
   /// A tenth of what is sent to a worker is lost.
   void take(uint32_t w, const Sent& sent) {
-    const auto [begin, end] = sent.equal_range(Outbox::key(worker_at(w)));
+    const auto [begin, end] = sent.equal_range(Collector::key(worker_at(w)));
     for (auto at = begin; at != end; ++at) {
       protocol::DownHeader h;
       const bool parsed = protocol::parse_down(at->second, &h) == protocol::DatagramFault::none;
@@ -332,7 +332,7 @@ class Pair {
     const protocol::Applicant who{kJob, uint64_t{w} + 100, 1, w};
     Frame bytes(protocol::kHelloBytes);
     protocol::write_hello(who, nullptr, bytes.data());
-    Outbox out;
+    Collector out;
     oracle_->receive(now_, worker_at(w), bytes, out);
     protocol::Challenge challenge;
     ASSERT_EQ(protocol::parse_challenge(out.sent.begin()->second, &challenge),
@@ -597,7 +597,7 @@ TEST_F(XdpProgram, EveryProcessorAddsOnce) {
     if (verdict != XDP_PASS) ++in_kernel;
     if (verdict == XDP_REDIRECT) take_result(Bytes(frame).subspan(kDatagramAt));
     if (verdict != XDP_PASS) return;
-    Outbox out;
+    Collector out;
     const std::lock_guard hold(process);
     pair.server().receive(1, worker_at(w), datagram, out);
     for (const auto& [to, bytes] : out.sent) take_result(bytes);
@@ -623,7 +623,7 @@ TEST_F(XdpProgram, EveryProcessorAddsOnce) {
   EXPECT_EQ(wrong, 0U);
   EXPECT_GT(in_kernel, kWorld * kGranules / 2);
   EXPECT_EQ(pair.server().jobs()[0]->slots().open(), 0U);
-  Outbox none;
+  Collector none;
   pair.server().tick(2, none);
   EXPECT_EQ(pair.server().jobs()[0]->stats().closed, kGranules);
 }

@@ -32,7 +32,7 @@ void Downlink::status(const Address& to, DatagramType type, uint64_t number) {
   h.ahead = ahead_of(number, ring_.floor());
   std::array<uint8_t, protocol::kDownHeaderBytes> header;
   protocol::write_down(h, terms_.key, protocol::era_of(number), {}, header.data());
-  out_.send(to, header, {});
+  out_.send(to, header, {}, 0);
 }
 
 void Downlink::failure(const Address& to, const Course& course) {
@@ -43,7 +43,7 @@ void Downlink::failure(const Address& to, const Course& course) {
   if (std::popcount(course.lost) > 1) h.bitmap = course.lost;
   std::array<uint8_t, protocol::kDownHeaderBytes> header;
   protocol::write_down(h, terms_.key, protocol::era_of(floor), {}, header.data());
-  out_.send(to, header, {});
+  out_.send(to, header, {}, 0);
 }
 
 void Downlink::welcome(const Members& members, uint32_t worker, bool complete) {
@@ -56,7 +56,7 @@ void Downlink::welcome(const Members& members, uint32_t worker, bool complete) {
   if (member.wants_group) w.group = terms_.multicast.group;
   std::array<uint8_t, protocol::kHelloBytes> message;
   protocol::write_welcome(w, terms_.key, message.data());
-  out_.send(member.address, message, {});
+  out_.send(member.address, message, {}, 0);
 }
 
 SumDatagram::SumDatagram(const Terms& terms, SlotRing& ring, uint64_t number) noexcept {
@@ -75,8 +75,8 @@ SumDatagram::SumDatagram(const Terms& terms, SlotRing& ring, uint64_t number) no
   protocol::write_down(h, terms.key, protocol::era_of(number), sum_, header);
 }
 
-void SumDatagram::send(const Address& to, Outbox& out) const {
-  datagram_.empty() ? out.send(to, beside_, sum_) : out.send_sum(to, datagram_);
+void SumDatagram::send(const Address& to, Sender& out) const {
+  datagram_.empty() ? out.send(to, beside_, sum_, 0) : out.send(to, {}, datagram_, 0);
 }
 
 }  // namespace laconic::aggregation

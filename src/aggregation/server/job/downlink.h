@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 
+#include "aggregation/protocol/sender.h"
 #include "aggregation/server/job/members.h"
 #include "aggregation/server/job/terms.h"
 #include "aggregation/server/slots/ring.h"
@@ -15,7 +16,7 @@ namespace laconic::aggregation {
 class Downlink {
  public:
   /// All of them outlive it.
-  Downlink(const Terms& terms, const SlotRing& ring, Outbox& out) noexcept
+  Downlink(const Terms& terms, const SlotRing& ring, Sender& out) noexcept
       : terms_(terms), ring_(ring), out_(out) {}
 
   /// About granule `number`, without a sum.
@@ -28,14 +29,14 @@ class Downlink {
  private:
   const Terms& terms_;
   const SlotRing& ring_;
-  Outbox& out_;
+  Sender& out_;
 };
 
 /// A closed sum, which goes to any worker as it is.
 class SumDatagram {
  public:
   SumDatagram(const Terms& terms, SlotRing& ring, uint64_t number) noexcept;
-  void send(const Address& to, Outbox& out) const;
+  void send(const Address& to, Sender& out) const;
 
  private:
   std::array<uint8_t, protocol::kDownHeaderBytes> beside_;  ///< a header that is not before its sum

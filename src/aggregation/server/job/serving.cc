@@ -26,12 +26,12 @@ void Serving::note_floor() noexcept {
   floor_seen_ = floor;
 }
 
-void Serving::begin(Time now, Outbox& out) {
+void Serving::begin(Time now, Sender& out) {
   floor_seen_ = slots_.ring().floor();
   send_fetches(now, kFetchesAtOnce, out);
 }
 
-void Serving::tick(Time now, Outbox& out) {
+void Serving::tick(Time now, Sender& out) {
   if (gate_.is_there()) note_floor();
   slots_.tick(now);
   publish(now, out);
@@ -39,7 +39,7 @@ void Serving::tick(Time now, Outbox& out) {
 }
 
 bool Serving::handle(Time now, const protocol::UpHeader& header, uint64_t number, Bytes payload,
-                     bool stays, Outbox& out, Judgement* wrong) {
+                     bool stays, Sender& out, Judgement* wrong) {
   const uint32_t worker = header.worker;
   const uint64_t ack = number - header.ahead;
   if (!slots_.acknowledge(worker, ack)) {
@@ -55,8 +55,7 @@ bool Serving::handle(Time now, const protocol::UpHeader& header, uint64_t number
         *wrong = {Reason::left, 0, first};
         return true;
       }
-      const Contribution c{worker,  number, header.settings, header.norm, header.flags,
-                           payload, stays};
+      const Addend c{worker, number, header.settings, header.norm, header.flags, payload, stays};
       const Verdict verdict = slots_.add(now, c);
       if (verdict == Verdict::differs) {
         *wrong = {Reason::sums_differ, 0, worker};
@@ -86,7 +85,7 @@ bool Serving::handle(Time now, const protocol::UpHeader& header, uint64_t number
   return true;
 }
 
-void Serving::answer(Verdict verdict, uint32_t worker, uint64_t number, Outbox& out) {
+void Serving::answer(Verdict verdict, uint32_t worker, uint64_t number, Sender& out) {
   Member& member = members_[worker];
   SlotRing& ring = slots_.ring();
   Downlink down(terms_, ring, out);
@@ -113,7 +112,7 @@ void Serving::answer(Verdict verdict, uint32_t worker, uint64_t number, Outbox& 
 }
 
 void Serving::take_held(Time now, const protocol::DownHeader& header, uint64_t number,
-                        Bytes payload, Outbox& out) {
+                        Bytes payload, Sender& out) {
   if (!slots_.take_held(header.ahead, number, header, payload)) return;
   ++stats_.fetched;
   publish(now, out);
@@ -121,7 +120,7 @@ void Serving::take_held(Time now, const protocol::DownHeader& header, uint64_t n
   set_gate();
 }
 
-void Serving::publish(Time now, Outbox& out) {
+void Serving::publish(Time now, Sender& out) {
   SlotRing& ring = slots_.ring();
   for (const uint64_t number : slots_.newly_closed()) {
     ++stats_.closed;
@@ -148,7 +147,7 @@ void Serving::publish(Time now, Outbox& out) {
   slots_.forget_closed();
 }
 
-void Serving::send_fetches(Time now, uint32_t most, Outbox& out) {
+void Serving::send_fetches(Time now, uint32_t most, Sender& out) {
   Downlink down(terms_, slots_.ring(), out);
   Fetch fetch;
   for (; most > 0 && slots_.next_fetch(now, kFetchRetry, &fetch); --most)

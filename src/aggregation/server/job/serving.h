@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "aggregation/protocol/clock.h"
+#include "aggregation/protocol/sender.h"
 #include "aggregation/server/job/downlink.h"
 #include "aggregation/server/job/kernel_gate.h"
 #include "aggregation/server/job/members.h"
@@ -28,15 +29,15 @@ class Serving {
         stats_(stats) {}
 
   /// All workers are there.
-  void begin(Time now, Outbox& out);
+  void begin(Time now, Sender& out);
   /// A datagram of a worker. False: nothing of it was taken. `wrong`: why the job cannot go on.
   bool handle(Time now, const protocol::UpHeader& header, uint64_t number, Bytes payload,
-              bool stays, Outbox& out, Judgement* wrong);
+              bool stays, Sender& out, Judgement* wrong);
   /// A sum that a worker holds.
   void take_held(Time now, const protocol::DownHeader& header, uint64_t number, Bytes payload,
-                 Outbox& out);
+                 Sender& out);
   /// Deadlines, what the program in the kernel took, sums that were asked for in vain.
-  void tick(Time now, Outbox& out);
+  void tick(Time now, Sender& out);
   [[nodiscard]] Time next_event() const noexcept {
     return std::min(fetch_at_, slots_.next_deadline());
   }
@@ -48,11 +49,11 @@ class Serving {
   void set_gate() noexcept;
 
  private:
-  void answer(Verdict verdict, uint32_t worker, uint64_t number, Outbox& out);
+  void answer(Verdict verdict, uint32_t worker, uint64_t number, Sender& out);
   /// Sends closed sums to all workers that lack them: by multicast once to those that the group
   /// reaches.
-  void publish(Time now, Outbox& out);
-  void send_fetches(Time now, uint32_t most, Outbox& out);
+  void publish(Time now, Sender& out);
+  void send_fetches(Time now, uint32_t most, Sender& out);
   void note_floor() noexcept;
 
   const Terms& terms_;

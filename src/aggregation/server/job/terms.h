@@ -1,7 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// State shared by the parts of a job: its agreed settings, its progress, its counters and its
-// outgoing datagrams.
+// State shared by the parts of a job: its agreed settings, its progress and its counters.
 #pragma once
 
 #include <array>
@@ -12,22 +11,6 @@
 #include "aggregation/protocol/enrolment.h"
 
 namespace laconic::aggregation {
-
-/// Sends datagrams.
-class Outbox {
- public:
-  virtual ~Outbox() = default;
-  /// The header is copied during the call.
-  virtual void send(const Address& to, Bytes header, Bytes payload) = 0;
-  /// A header of 40 bytes, followed by a sum. The bytes may be read until flush(): they only change
-  /// when no worker needs them any more. Consecutive granules are often contiguous.
-  virtual void send_sum(const Address& to, Bytes datagram) {
-    send(to, datagram.first(protocol::kDownHeaderBytes),
-         datagram.subspan(protocol::kDownHeaderBytes));
-  }
-  /// Nothing sent before is read afterwards: the memory of a job is about to be freed.
-  virtual void flush() = 0;
-};
 
 struct JobStats {
   uint64_t datagrams = 0;
@@ -46,7 +29,7 @@ struct JobStats {
 /// The multicast group of a job.
 struct Multicast {
   protocol::Group group;  ///< the group in messages to workers
-  Address address;        ///< as the outbox is
+  Address address;        ///< as a Sender takes it
 };
 
 struct Terms {

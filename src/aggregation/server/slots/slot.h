@@ -10,7 +10,7 @@
 
 namespace laconic::aggregation {
 
-struct Contribution {
+struct Addend {
   uint32_t worker = 0;
   uint64_t number = 0;
   uint32_t settings = 0;

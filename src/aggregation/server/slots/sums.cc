@@ -12,13 +12,13 @@ Sums::Sums(const protocol::JobSettings& settings, SlotRing& ring)
       promised_(ring.is_shared() ? 0 : settings.ring),
       unsettled_(promised_.size()) {}
 
-uint32_t Sums::length_of(const Contribution& c) const noexcept {
+uint32_t Sums::length_of(const Addend& c) const noexcept {
   if ((c.flags & protocol::kEmpty) != 0) return 0;
   if ((c.flags & protocol::kValues) != 0) return static_cast<uint32_t>(c.payload.size());
   return lane_bytes_;
 }
 
-void Sums::add(Slot& slot, const Contribution& c) noexcept {
+void Sums::add(Slot& slot, const Addend& c) noexcept {
   const uint8_t* payload = c.payload.data();
   const bool first = slot.added == 0;
   if (first) slot.length = length_of(c);

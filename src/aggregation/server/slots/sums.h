@@ -22,9 +22,9 @@ class Sums {
   Sums(const protocol::JobSettings& settings, SlotRing& ring);
 
   /// Bytes of the sum that it goes into.
-  [[nodiscard]] uint32_t length_of(const Contribution& c) const noexcept;
+  [[nodiscard]] uint32_t length_of(const Addend& c) const noexcept;
   /// Not an empty one.
-  void add(Slot& slot, const Contribution& c) noexcept;
+  void add(Slot& slot, const Addend& c) noexcept;
   /// Adds all that the sum was promised.
   void complete(Slot& slot) noexcept;
   /// The same for all sums: the payloads that stayed may go now.
@@ -38,7 +38,7 @@ class Sums {
     std::array<const uint8_t*, kMost> codes{};
     std::size_t count = 0;
   };
-  [[nodiscard]] bool may_promise(const Contribution& c) const noexcept {
+  [[nodiscard]] bool may_promise(const Addend& c) const noexcept {
     return c.stays && !ring_.is_shared() && (c.flags & protocol::kValues) == 0;
   }
   void promise(Slot& slot, const uint8_t* codes) noexcept;
