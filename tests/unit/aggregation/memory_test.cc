@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A worker without memory: what its links do needs none, whatever happens to them, and an error
-// whose words find none is its code.
+// A worker without memory: its links need none, whatever happens to them, and an error whose
+// message finds none is its code.
 #include <gtest/gtest.h>
 
 #include "aggregation/link/udp_worker.h"
@@ -49,7 +49,7 @@ void without_memory(Call&& call) {
   countdown = -1;
 }
 
-/// A server and links to it, which never have memory. What travels arrives at once.
+/// A server and links to it that never get memory. Datagrams arrive immediately.
 class Poor {
  public:
   explicit Poor(const Plan& plan, const protocol::Token& token = {}) {
@@ -81,7 +81,7 @@ class Poor {
     }
     return std::ranges::all_of(links_, [](const Link& link) { return link.joined(); });
   }
-  /// What link w has to say reaches the server.
+  /// Everything that link w sends reaches the server.
   void drive(uint32_t w) {
     Up up;
     up.sent.reserve(100);
@@ -126,7 +126,7 @@ class Poor {
   Time now_ = kMillisecond;
 };
 
-/// Each allocation of the words fails in turn: the code stays.
+/// Each allocation of the message fails in turn: the code stays.
 void expect_code(const Link& link, Errc code, const char* words) {
   ASSERT_TRUE(link.failed()) << words;
   for (int64_t failing = 0; failing < 100; ++failing) {
@@ -158,7 +158,7 @@ TEST(LinkMemory, WrongTokenIsReportedByCode) {
   expect_code(group.run(0), Errc::ranks_disagree, "the token");
 }
 
-/// One is refused, and the other is told that the job is over.
+/// One is refused, and the other receives that the job is over.
 TEST(LinkMemory, RefusalIsReportedByCode) {
   Plan one = plan_of(2);
   Poor group(one);
@@ -170,7 +170,7 @@ TEST(LinkMemory, RefusalIsReportedByCode) {
   expect_code(group.run(0), Errc::ranks_disagree, "rank 1");
 }
 
-/// Another sequence of exchanges, as if this rank's granule had changed under way.
+/// Another sequence of exchanges, as if this rank's granule had changed in between.
 TEST(LinkMemory, ForeignSumIsReportedByCode) {
   const std::vector<uint8_t> codes(32);
   for (const bool longer : {false, true}) {

@@ -57,7 +57,7 @@ Schedule schedule_of(uint64_t index) {
   s.weather.duplicates = disturbance == 1 ? 0.01 : 0;
   if (disturbance == 2) s.weather.jitter = 400 * kMicrosecond;
   s.weather.spikes = disturbance == 3 ? 0.01 : 0;
-  s.weather.bursts = digit(2) == 1 && loss < 0.1;  // else one follows the other
+  s.weather.bursts = digit(2) == 1 && loss < 0.1;  // otherwise one follows the other
   const uint32_t stragglers_of_ten = static_cast<uint32_t>(digit(4));
 
   protocol::JobSettings& job = s.plan.job;

@@ -69,7 +69,7 @@ inline aggregation::Multicast group_of_tests() {
   return {group, address};
 }
 
-/// A worker's work: exchanges of granules whose contents are a function of (seed, rank, number).
+/// A worker's exchanges: granules whose contents are a function of (seed, rank, number).
 struct Plan {
   uint64_t seed = 0;
   protocol::JobSettings job;
@@ -79,11 +79,11 @@ struct Plan {
   uint64_t number = 0x1234567890ABCDEFU;
   bool pad = false;              ///< the server wants data as long as results
   bool wants_full_tags = false;  ///< the server does
-  bool multicast = false;        ///< workers ask for it, and the server has a group
+  bool multicast = false;        ///< workers request it, and the server has a group
 };
 
 /// One granule's contribution. Every fourth granule is a tally: 32-bit lanes of which rank w sets
-/// lane w to 1, so that the sum says how often each was counted.
+/// lane w to 1, so that the sum counts each rank's contributions.
 struct Contents {
   std::vector<uint8_t> payload;
   uint8_t flags = 0;
@@ -114,7 +114,7 @@ inline Contents contents_of(const Plan& plan, uint32_t rank, uint64_t number) {
   return c;
 }
 
-/// What one worker got for one granule.
+/// One worker's result for one granule.
 struct Got {
   std::vector<uint8_t> lanes;
   uint64_t bitmap = 0;
@@ -190,7 +190,8 @@ class Worker {
   std::vector<Got> got_;
 };
 
-/// Says what becomes of a datagram, besides the weather. `to`: 0 is the server, else rank + 1.
+/// Decides, in addition to the weather, whether a datagram is lost. `to`: 0 is the server, else
+/// rank + 1.
 struct Verdicts {
   bool drop = false;
 };
@@ -219,7 +220,7 @@ class Network {
   void lag(uint32_t w, Time time) { lags_[w] = time; }
   /// Exchanges that begin late by `lag` alone: one in this many; 1 is all.
   uint64_t lag_one_in = 1;
-  /// What every rank computes before an exchange, besides.
+  /// Time that every rank computes before an exchange, in addition.
   Time compute = 0;
   uint64_t datagrams = 0;
   uint64_t to_group = 0;    ///< of what the server sent
@@ -379,7 +380,7 @@ class Network {
     free_.push_back(f.bytes);
   }
 
-  /// What the server was lent is overwritten.
+  /// Memory that the server may no longer read is overwritten.
   void release_staying() {
     for (const std::size_t index : staying_) {
       std::fill(pool_[index].begin(), pool_[index].end(), uint8_t{0xEE});
@@ -452,7 +453,7 @@ class Network {
     for (int i = 0; i < copies; ++i) {
       Time time = now_ + weather_.delay + dice_.below(weather_.jitter + 1);
       if (weather_.rate != 0) {
-        // Behind what is in the queue; Ethernet, IP and UDP take 66 bytes.
+        // After what is in the queue; Ethernet, IP and UDP take 66 bytes.
         const uint32_t worker = up ? from - 1 : to - 1;
         Time& free = wires_[2 * worker + (up ? 0 : 1)];
         free = std::max(free, now_) + (scratch_.size() + 66) * 8 * kSecond / weather_.rate;
@@ -490,7 +491,8 @@ class Network {
   };
   struct FromWorker final : aggregation::Sender {
     FromWorker(Network& n, uint32_t from_) : network(n), from(from_) {}
-    void send(const aggregation::Address&, Bytes header, Bytes payload, std::size_t padding) override {
+    void send(const aggregation::Address&, Bytes header, Bytes payload,
+              std::size_t padding) override {
       std::vector<uint8_t> padded(payload.begin(), payload.end());
       padded.resize(padded.size() + padding);
       network.post(from, 0, header, padded);

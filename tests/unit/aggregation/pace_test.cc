@@ -11,7 +11,7 @@ namespace laconic::test {
 namespace protocol = aggregation::protocol;
 namespace {
 
-/// Steps of 1,100 granules of 1,024 codes of 4 bits: 1.1 million parameters.
+/// Steps of 1,100 granules of 1,024 quantized values of 4 bits: 1.1 million parameters.
 Plan model(uint8_t needed, uint32_t exchanges, uint16_t ring) {
   Plan plan;
   protocol::JobSettings& s = plan.job;

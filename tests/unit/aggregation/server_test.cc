@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Who may speak to a server, what it answers strangers, and what hostile datagrams change: nothing.
+// Which senders a server accepts, what it answers strangers, and that hostile datagrams change
+// nothing.
 #include "aggregation/server/server.h"
 
 #include <gtest/gtest.h>
@@ -385,7 +386,8 @@ TEST(Multicast, WorkerThatLosesMulticastIsServedAlone) {
   EXPECT_LT(link.stats().resent_datagrams, 4 * 32U) << "not all the time";
 }
 
-// Somebody with the server's address plays an old status to it: that is not hearing.
+// An old status replayed from the server's address does not show that the group reaches this
+// worker.
 TEST(Multicast, ReplayedDatagramsDoNotDelayWorker) {
   Plan plan = multicast_plan(3, 3);
   plan.exchanges = 40;
@@ -434,7 +436,7 @@ TEST(Multicast, RestartKeepsMulticast) {
   EXPECT_GT(network.server().jobs()[0]->stats().together, 100U);
 }
 
-// Everybody in the group hears everybody's sums.
+// Every member of the group receives every sum.
 TEST(Multicast, SumsOfAnotherJobChangeNothing) {
   Plan plan = multicast_plan(3, 3), other_plan = plan;
   other_plan.seed = 77;
@@ -460,7 +462,8 @@ TEST(Multicast, SumsOfAnotherJobChangeNothing) {
   EXPECT_GE(network.workers()[0]->link().stats().rejected, overheard.size());
 }
 
-// By the group come sums and statuses: nothing else, also with a right tag, and nothing broken.
+// The group carries sums and statuses: nothing else is accepted, even with a right tag, and nothing
+// broken.
 TEST(Multicast, ForeignDatagramsToGroupAreIgnored) {
   Plan plan = multicast_plan(3, 3);
   plan.exchanges = 6;
@@ -546,8 +549,8 @@ TEST(Network, LostWorkerIsNamedToAll) {
   }
 }
 
-// Of workers that did not come back to a server that was started again it cannot tell which was
-// lost and which one had ended: naming one of them may be wrong.
+// After a restart the server cannot tell which of the workers that did not come back was lost and
+// which had ended: naming one of them may be wrong.
 TEST(Network, WorkersMissingAfterRestartAreNamed) {
   Plan plan = plan_of(4, 3);
   plan.exchanges = 1000;
@@ -649,7 +652,7 @@ TEST(Network, IdleWorkerHasFullTimeoutForRestart) {
   EXPECT_TRUE(link.failed());
 }
 
-/// Answers to 5,000 hellos in a second that nobody vouches for.
+/// Answers to 5,000 hellos in a second that no token vouches for.
 std::size_t answers_to(uint64_t addresses) {
   aggregation::Server server({});
   Sent sent;
@@ -661,7 +664,7 @@ std::size_t answers_to(uint64_t addresses) {
   return sent.datagrams.size();
 }
 
-// So many at once, and as many in the second.
+// A burst of this number of answers, and the same number during the second.
 TEST(Server, StrangerGetsTenAnswersASecondAndAllGetAHundred) {
   EXPECT_LE(answers_to(1), 20U);
   EXPECT_GE(answers_to(1), 19U);
@@ -669,7 +672,7 @@ TEST(Server, StrangerGetsTenAnswersASecondAndAllGetAHundred) {
   EXPECT_GE(answers_to(500), 190U);
 }
 
-// Behind a restart, workers send whole windows of data before one of them says hello.
+// After a restart, workers send whole windows of data before one of them says hello.
 TEST(Server, DataOfUnknownJobLeavesAnswersToHellos) {
   aggregation::Server server({});
   Sent sent;
@@ -681,7 +684,7 @@ TEST(Server, DataOfUnknownJobLeavesAnswersToHellos) {
   EXPECT_EQ(type_of(sent.datagrams.back()), 1) << "challenge";
 }
 
-/// Of a worker that has the token.
+/// Hellos of a worker that has the token.
 std::vector<uint8_t> tagged_hello(const protocol::Token& token, uint32_t attempt) {
   const protocol::SipKey key = protocol::hello_key(token);
   std::vector<uint8_t> bytes(protocol::kHelloBytes);
@@ -689,7 +692,7 @@ std::vector<uint8_t> tagged_hello(const protocol::Token& token, uint32_t attempt
   return bytes;
 }
 
-/// 10,000 hellos from as many addresses.
+/// 10,000 hellos from 10,000 addresses.
 void flood(aggregation::Server& server, const std::vector<uint8_t>& bytes) {
   Sent sent;
   for (uint64_t i = 0; i < 10000; ++i) server.receive(kSecond, address_of(100 + i), bytes, sent);
@@ -1009,7 +1012,7 @@ TEST(Server, PortClosedTwiceInARowIsLostWorker) {
   }
 }
 
-// Nobody waits for anything, and nobody says a word.
+// No worker waits for a result, and none sends anything.
 TEST(Server, IdleJobIsForgottenAfterFourTimeouts) {
   const Plan plan = plan_of(2, 2);
   aggregation::Server server(small_server(plan));

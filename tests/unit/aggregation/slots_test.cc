@@ -413,8 +413,8 @@ TEST(Slots, DeadlineClosesWithUnsettledPayloads) {
   EXPECT_FALSE(m.slots.owes());
 }
 
-/// The same contributions to two machines: payloads of one are gone behind each call, those of the
-/// other stay until it is told to settle.
+/// The same contributions to two machines: payloads of one are gone after each call, those of the
+/// other stay until it settles.
 TEST(Slots, SettlingTimeChangesNoResult) {
   std::mt19937 random(17);
   const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
@@ -495,7 +495,7 @@ void check_sums(const protocol::JobSettings& s, Isa isa, std::mt19937& random) {
     const uint32_t got = s.lane_bits == 8 ? lanes[i] : load<uint16_t>(lanes.data() + 2 * i);
     ASSERT_EQ(got, want[i]) << s.code_bits << " bits, lane " << i << " of " << s.lanes;
   }
-  // At once, and in two parts.
+  // In one part, and in two.
   std::vector<const uint8_t*> places;
   for (const auto& one : all) places.push_back(one.data());
   for (std::size_t first = 1; first <= all.size(); ++first) {

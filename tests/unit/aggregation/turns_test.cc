@@ -44,7 +44,7 @@ Plan plan_of(uint8_t world, uint64_t number) {
   return plan;
 }
 
-/// What waits at one socket.
+/// Datagrams that wait at one socket.
 struct Inbox {
   aggregation::Address from;
   std::deque<std::vector<uint8_t>> datagrams;
@@ -55,7 +55,7 @@ struct Group {
   aggregation::Turn turn;
 };
 
-/// A server with a job of four busy workers, and perhaps others beside it.
+/// A server with a job of four busy workers, and perhaps other jobs.
 class Host final : public aggregation::Sender {
  public:
   Host() : server_({}), plan_(plan_of(kWorkers, 77)) {
@@ -73,7 +73,7 @@ class Host final : public aggregation::Sender {
     groups_.push_back({{inboxes_.back().get()}, {}});
   }
 
-  /// A worker of a job of its own: registers it, and returns its first contribution.
+  /// A worker of another job: registers it, and returns its first contribution.
   std::vector<uint8_t> contribution_of_another_job() {
     other_ = std::make_unique<Worker>(other_plan_, 0, 5);
     other_->link().connect(0);
@@ -204,7 +204,7 @@ TEST(Fairness, JobIsServedDespiteRequestsOfStranger) {
   EXPECT_GT(host.server().stats().unanswered, 1000U);
 }
 
-/// A job that takes turns with nobody is read without waiting.
+/// The only job is read without waiting.
 TEST(Turns, DebtDoesNotDelayJobAlone) {
   struct One {
     std::vector<int> peers;

@@ -62,7 +62,7 @@ aggregation::UdpSettings worker_settings(const std::vector<std::string>& servers
   return s;
 }
 
-/// `steps` exchanges of `granules`; what rank w sends is w + 1 in every lane.
+/// `steps` exchanges of `granules`; rank w sends w + 1 in every lane.
 void work(UdpWorker& worker, uint8_t rank, uint8_t world, int steps, std::size_t granules) {
   const std::vector<uint8_t> codes(512, static_cast<uint8_t>(17 * (rank + 1)));
   std::vector<uint8_t> sums(granules * 1024);
@@ -116,9 +116,9 @@ TEST_P(Udp, TwoServersShareBlocks) {
   run_job({a.address(), b.address()}, 3, 8, GetParam(), 5, 101);
 }
 
-/// Two workers that have joined, kept for `patience` behind their last call.
+/// Two workers that have joined, kept for `timeout` after their last call.
 std::vector<std::unique_ptr<aggregation::Keeper>> kept_pair(const std::string& server, Io io,
-                                                            Clock::duration patience) {
+                                                            Clock::duration timeout) {
   std::vector<std::unique_ptr<aggregation::Keeper>> pair(2);
   std::vector<std::thread> threads;
   for (uint8_t rank = 0; rank < 2; ++rank) {
@@ -126,7 +126,7 @@ std::vector<std::unique_ptr<aggregation::Keeper>> kept_pair(const std::string& s
       auto worker =
           UdpWorker::attach(worker_settings({server}, rank, 2, 11, io), Clock::now() + kLong);
       ASSERT_TRUE(worker) << worker.error().message;
-      pair[rank] = std::move(*aggregation::Keeper::create(*std::move(worker), patience));
+      pair[rank] = std::move(*aggregation::Keeper::create(*std::move(worker), timeout));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -205,7 +205,7 @@ TEST_P(Udp, TwoJobsRunAtOnce) {
   other.join();
 }
 
-/// What the ranks of a job got by multicast, and whether they still heard the group at its end.
+/// Multicast results of a job's ranks, and whether the group still reached them at its end.
 struct Together {
   std::vector<uint64_t> got, servers;
 };
@@ -232,9 +232,9 @@ Together run_multicast(const std::string& server, uint8_t world, uint64_t job, I
   return all;
 }
 
-/// Who asks gets most sums by multicast, nobody else gets one. On a busy machine a receive buffer
-/// overflows, and a rank that missed many in a row asks for unicast, as it should: one job of
-/// several has to show it.
+/// A worker that requests multicast gets most sums by it, others get none. On a busy machine a
+/// receive buffer overflows, and a rank that missed many in a row requests unicast, as it should:
+/// one job of several has to show it.
 void expect_multicast(const std::string& server, uint8_t world, uint64_t job, Io io, uint64_t asks,
                       const protocol::Token& token = {}) {
   constexpr uint64_t kJobs = 8, kNextJob = 1000;
@@ -266,7 +266,7 @@ TEST_P(Udp, SumsAreMulticastOnceForAll) {
   expect_multicast(server.address(), 4, 21, GetParam(), 15);
 }
 
-// Loopback carries no multicast of IPv6: on an interface of a network of its own.
+// Loopback carries no multicast of IPv6: this test uses an interface of its own network.
 TEST_P(Udp, SumsAreMulticastOverIpv6) {
   constexpr const char* kLink =
       "ip link add d0 type veth peer name d1 && ip link set lo up && ip link set d1 up && "
@@ -375,7 +375,7 @@ TEST(UdpServer, MissingTokenServesOnlyLoopback) {
   EXPECT_TRUE(aggregation::UdpServer::open(settings));
 }
 
-// The kernel keeps out what other addresses send; the rest is told by its port.
+// The kernel drops what other addresses send; the rest is recognised by its port.
 TEST(Group, GroupDeliversDatagramsOfServer) {
   const net::Endpoint server = *net::parse_endpoint("127.0.0.1:0");
   const auto group = net::parse_group("239.7.4.3:7429", server);
@@ -400,7 +400,7 @@ TEST(Group, GroupDeliversDatagramsOfServer) {
   EXPECT_EQ(heard, std::vector<std::string>{"127.0.0.1"});
 }
 
-/// A worker that sends what it is told to, by blocking calls.
+/// A worker that sends given datagrams, by blocking calls.
 class RawWorker {
  public:
   RawWorker(const std::string& server, Io io, uint8_t rank, const protocol::JobSettings& job,
@@ -456,8 +456,8 @@ class RawWorker {
     post(bytes);
   }
   /// The next datagram; empty: none for so long.
-  std::vector<uint8_t> next(Clock::duration patience = kLong) {
-    for (const auto end = Clock::now() + patience; waiting_.empty() && Clock::now() < end;) {
+  std::vector<uint8_t> next(Clock::duration timeout = kLong) {
+    for (const auto end = Clock::now() + timeout; waiting_.empty() && Clock::now() < end;) {
       receiver_.receive(socket_, [&](const net::Endpoint&, Bytes one) {
         waiting_.emplace_back(one.begin(), one.end());
       });
@@ -525,7 +525,7 @@ TEST_P(Udp, SumsAreExactWhenPayloadMemoryIsReused) {
   }
 }
 
-/// Of this process.
+/// Open file descriptors of this process.
 std::size_t descriptors() {
   const std::filesystem::directory_iterator all("/proc/self/fd");
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
@@ -556,7 +556,7 @@ std::vector<RawWorker> raw_job(const std::string& server, Io io, uint8_t world,
   return workers;
 }
 
-/// What came first that is a result or a failure.
+/// The first result or failure that came.
 std::vector<uint8_t> outcome(RawWorker& worker) {
   std::vector<uint8_t> answer;
   do {
@@ -631,7 +631,8 @@ TEST(UdpServer, SecondServerAtPortIsRefused) {
   expect_sum(workers, 1);
 }
 
-/// An error of ICMP about what `server` sent to `port` of 127.0.0.1, as anybody on the way says it.
+/// An ICMP error about what `server` sent to `port` of 127.0.0.1, as any host on the path could
+/// send it.
 void send_icmp(const std::string& server, uint16_t port, uint8_t type, uint8_t code) {
   const net::Endpoint at = *net::parse_endpoint(server);
   sockaddr_in from{};
@@ -662,8 +663,8 @@ void send_icmp(const std::string& server, uint16_t port, uint8_t type, uint8_t c
   ::close(raw);
 }
 
-// Of all that may come back only a closed port says that a worker is gone, and only twice: one may
-// be an accident, or a stranger's.
+// Only a closed port, reported twice, shows that a worker is gone: a single report may be an
+// accident, or a stranger's.
 TEST_P(Udp, OnlyPortClosedTwiceIsLostWorker) {
   bool there = false;
   std::thread([&] {

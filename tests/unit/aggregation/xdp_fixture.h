@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of `--io xdp` share: networks of their own, and when to skip.
+// Shared by the tests of `--io xdp`: networks of their own, and when to skip.
 #pragma once
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@ namespace laconic::test {
 
 namespace protocol = aggregation::protocol;
 
-/// A network of its own for what happens while it is there.
+/// A network namespace that lasts as long as the object.
 class Namespace {
  public:
   Namespace() : before_(::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC)) {

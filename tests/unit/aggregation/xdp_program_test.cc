@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The program in the kernel, datagram by datagram, beside a server without it.
+// The program in the kernel, datagram by datagram, compared with a server without it.
 #include <arpa/inet.h>
 #include <linux/bpf.h>
 #include <net/if.h>
@@ -30,7 +30,7 @@ using aggregation::Address;
 using aggregation::Xdp;
 using Frame = std::vector<uint8_t>;
 
-constexpr std::size_t kDatagramAt = 42;  // behind Ethernet, IPv4 and UDP
+constexpr std::size_t kDatagramAt = 42;  // after Ethernet, IPv4 and UDP
 constexpr uint16_t kServerPort = 7420;
 
 Address address_at(uint32_t host, uint16_t port) {
@@ -467,7 +467,7 @@ TEST_F(XdpProgram, OtherJobsAreLeftToProcess) {
     for (int i = 0; i < 300 && !HasFailure(); ++i) pair.step();
     EXPECT_EQ(pair.redirected + pair.dropped, 0U);
   }
-  // Two workers behind one port.
+  // Two workers at one port.
   Pair pair(xdp_.get(), settings_of(3, 4, 8, 64), 4, {ports_[0], ports_[1], ports_[0]});
   for (int i = 0; i < 300 && !HasFailure(); ++i) pair.step();
   EXPECT_EQ(pair.redirected, 0U);
@@ -604,13 +604,13 @@ TEST_F(XdpProgram, EveryProcessorAddsOnce) {
   };
   // On a busy machine each thread gets half a ring done whenever it is its turn, and no more: how
   // long all of it takes says nothing, but that something gets done.
-  constexpr std::chrono::seconds kPatience{20};
+  constexpr std::chrono::seconds kTimeout{20};
   const auto work = [&](uint32_t w) {
     network_->enter();
     uint64_t ack = 0, number = 0;
-    auto until = std::chrono::steady_clock::now() + kPatience;
+    auto until = std::chrono::steady_clock::now() + kTimeout;
     while (ack < kGranules && std::chrono::steady_clock::now() < until) {
-      if (closed[ack]) until = std::chrono::steady_clock::now() + kPatience;
+      if (closed[ack]) until = std::chrono::steady_clock::now() + kTimeout;
       while (ack < kGranules && closed[ack]) ++ack;
       const bool is_ahead = number == kGranules || number > ack + settings.ring / 2U;
       if (ack < kGranules) send(w, is_ahead ? ack : number++, ack);  // what is missing goes again

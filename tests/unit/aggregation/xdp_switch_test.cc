@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// End to end: workers behind the ports of a switch, and a server on it.
+// End to end: workers at the ports of a switch, and a server on it.
 #include <linux/ethtool.h>
 #include <linux/sockios.h>
 #include <net/if.h>
@@ -151,7 +151,7 @@ TEST_F(XdpSwitch, SumsOfFourWorkersOnFourPorts) {
 }
 
 TEST_F(XdpSwitch, LossIsRepairedByKernel) {
-  // A fiftieth, each way: if (random > 2^32 / 50) pass, else drop.
+  // Drops one in fifty, each way: if (random > 2^32 / 50) pass, else drop.
   const std::string lose =
       " protocol all bpf da bytecode '4,32 0 0 4294963256,37 0 1 85899346,"
       "6 0 0 4294967295,6 0 0 2'";
