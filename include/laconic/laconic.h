@@ -268,8 +268,12 @@ typedef struct laconic_session_options {
   const char* record;        /* file in which rank 0 records reports and decisions; NULL: none */
   const laconic_codec_table* const* codecs; /* registered: specs may name them */
   uint32_t codec_count;                     /* at most LACONIC_MAX_CODECS */
-  uint32_t owner_turns; /* 1: optimizers step between push and pull, laconic_driver_turns */
-  const char* down;     /* spec of owners' means (two_shot); NULL or "": that of contributions */
+  uint32_t owner_turns;    /* 1: optimizers step between push and pull, laconic_driver_turns */
+  const char* down;        /* spec of owners' means (two_shot); NULL or "": that of contributions */
+  uint32_t ranks_per_host; /* of the host that has the most; world: all are on one host, and
+                              nothing leaves it. "auto" counts the bytes that leave a host.
+                              0 means 1 */
+  uint32_t reserved;
 } laconic_session_options;
 
 #define LACONIC_MAX_WINDOW 8

@@ -38,6 +38,10 @@ struct SessionOptions {
   /// File in which rank 0 records reports and decisions; "": none. Control "replay:FILE" repeats
   /// its decisions. docs/format/RECORD.md.
   std::string record{};
+  /// Ranks behind one port to the network: those of the host that has the most. The plan "auto"
+  /// counts the bytes that leave a host. The number of ranks: all are on one host, and nothing
+  /// leaves it.
+  uint32_t ranks_per_host = 1;
   uint64_t seed = 0;               ///< seed for all random streams
   uint64_t small_elements = 4096;  ///< parameters of at most this size are sent uncompressed
   uint32_t threads = 1;            ///< for encoding and decoding; results do not depend on it

@@ -148,15 +148,15 @@ def test_start_line_warns_if_one_machine_needs_no_compression(pools):
 
 def _elsewhere():
     """Rank 1 is in another network."""
-    from laconic.ddp import opening
+    from laconic.engines import hosts
 
     if dist.get_rank() == 1:
-        opening.place, kept = (lambda: "elsewhere"), opening.place
+        hosts.place, kept = (lambda: "elsewhere"), hosts.place
     try:
         return _start_line()
     finally:
         if dist.get_rank() == 1:
-            opening.place = kept
+            hosts.place = kept
 
 
 def test_ranks_on_two_machines_get_no_such_warning(pools):

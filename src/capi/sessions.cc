@@ -46,6 +46,8 @@ int32_t read_options(const laconic_session_options* theirs, laconic_session_opti
   if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends must be 0 or 1");
   if (options->aggregates > 1) return fail(Errc::invalid_argument, "aggregates must be 0 or 1");
   if (options->owner_turns > 1) return fail(Errc::invalid_argument, "owner_turns must be 0 or 1");
+  if (options->reserved != 0)
+    return fail(Errc::invalid_argument, "the options' reserved must be 0");
   if (const int32_t bad = check_rules(options->rules, options->rule_count); bad != 0) return bad;
   return check_threads(options->threads);
 }
@@ -54,6 +56,7 @@ laconic::collective::Options to_options(const laconic_session_options& options) 
   laconic::collective::Options o;
   o.rank = options.rank;
   o.world = options.world;
+  o.ranks_per_host = std::max<uint32_t>(options.ranks_per_host, 1);
   o.seed = options.seed;
   o.small_elements = options.small_elements;
   o.strategy = static_cast<laconic::collective::StrategyKind>(options.strategy);

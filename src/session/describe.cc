@@ -246,6 +246,39 @@ void put_record(JsonText& json, const Session& session) {
   json.field("trouble", std::string_view(recorder->trouble())).close('}');
 }
 
+/// Bytes that are expected to leave a host in a step, and those of a float32 ring. Null: none does.
+void put_port(JsonText& json, const Session& session) {
+  const collective::Model& model = session.model();
+  const collective::Options& options = model.options();
+  json.key("port");
+  if (options.ranks_per_host >= options.world) {
+    json.null();
+    return;
+  }
+  const uint32_t behind = collective::ranks_behind_port(options);
+  const auto& steering = session.active().steering;
+  uint64_t bytes = 0, ring = 0;
+  for (uint32_t c = 0; c < model.classes(); ++c) {
+    const uint64_t dense = model.dense_bytes_of_class(c);
+    const bool uncompressed = steering && steering->in_force(c).uncompressed;
+    bytes += uncompressed ? dense : model.bytes_of_class(c, behind);
+    ring += dense;
+  }
+  json.open('{').field("ranks", behind).field("bytes", bytes).field("ring_bytes", ring).close('}');
+}
+
+/// Elements that have one owner because a parameter is too small for a range each, of all.
+double whole_share(const collective::Model& model) {
+  uint64_t whole = 0, total = 0;
+  for (uint32_t i = 0; i < model.parameters().size(); ++i) {
+    const uint64_t count = model.parameters()[i].count();
+    const bool owned = model.strategy_of(i) == collective::StrategyKind::two_shot;
+    whole += owned && model.assignment(i).pieces.size() == 1 ? count : 0;
+    total += count;
+  }
+  return total == 0 ? 0 : static_cast<double>(whole) / static_cast<double>(total);
+}
+
 std::string explain(const Session& session) {
   const Memory memory = memory_of(session);
   const auto settings = session.hold();  // which change while training runs
@@ -294,7 +327,10 @@ std::string explain(const Session& session) {
     raw += a.raw ? p.count() : 0;
     total += p.count();
   }
-  json.close(']').field("elements", total).field("uncompressed_elements", raw).close('}');
+  json.close(']').field("elements", total).field("uncompressed_elements", raw);
+  json.field("whole_share", whole_share(model));
+  put_port(json, session);
+  json.close('}');
   return json.take();
 }
 
@@ -309,6 +345,12 @@ std::string describe_stats(const Session& session) {
   const double wire = static_cast<double>(s.counters.wire_bytes);
   const double nothing_sent = s.alone ? 1.0 : 0.0;
   json.field("ratio", wire > 0 ? static_cast<double>(s.dense_bytes) / wire : nothing_sent);
+  json.field("port_bytes", s.counters.port_bytes).key("port_ratio");
+  if (s.counters.port_bytes == 0) {  // all are on one host, or nothing was sent
+    json.null();
+  } else {
+    json.value(static_cast<double>(s.dense_bytes) / static_cast<double>(s.counters.port_bytes));
+  }
   json.field("rounds", s.counters.rounds).field("overflow_repeats", s.counters.overflow_repeats);
   json.field("zero_units", s.counters.zero_units)
       .field("non_finite_units", s.counters.non_finite_units)

@@ -31,6 +31,7 @@ Result<collective::Options> options_of(const Engine& engine, const SessionOption
   o.rank = engine.rank();
   o.world = engine.world();
   o.caps = engine.caps();
+  o.ranks_per_host = std::max(options.ranks_per_host, 1U);
   o.seed = options.seed;
   o.small_elements = options.small_elements;
   o.threads = options.threads;

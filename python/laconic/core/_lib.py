@@ -78,7 +78,7 @@ class SessionOptions(_Sized):
                 ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64),
                 ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule)), ("control", c_char_p),
                 ("record", c_char_p), ("codecs", POINTER(POINTER(CodecTable))), ("codec_count", c_uint32),
-                ("owner_turns", c_uint32), ("down", c_char_p)]
+                ("owner_turns", c_uint32), ("down", c_char_p), ("ranks_per_host", c_uint32), ("reserved", c_uint32)]
 
 
 class Settings(_Sized):

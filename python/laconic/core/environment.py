@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The LACONIC_* variables: which there are, what to say of one that is none of them, and how loud to speak."""
+"""The LACONIC_* variables: which there are, what to say of one that is none of them, and how loud to speak; and those that launchers set."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import difflib
 import logging
 import os
 import sys
+from typing import NamedTuple
 
 log = logging.getLogger("laconic")
 
@@ -32,6 +33,50 @@ KNOWN = {
     "LACONIC_LAB": "set by `laconic lab`: how the network is shaped",
     "LACONIC_LAB_CONTROL": "set by `laconic lab`: its control socket",
 }
+
+
+class Launcher(NamedTuple):
+    """What a launcher sets: variables of a rank's number, the number of ranks, its number on its host, and the number of ranks there, if one
+    tells."""
+
+    name: str
+    rank: str
+    world: str
+    local_rank: str = ""
+    local_world: str = ""
+    mpi: tuple[str, ...] = ()  #: under which MPI its programs run, the likeliest first
+    also: str = ""  #: must be set, too
+
+
+#: The first that fits counts. "torchrun" has imitators: Kubeflow's pods run it, Ray Train, accelerate and `laconic lab` set the same.
+#: Slurm's variables are seen by everything that runs in a job of it, so its own rows come after other launchers'.
+LAUNCHERS = (
+    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Launcher("mpirun of Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+             ("openmpi",)),
+    Launcher("mpirun of MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("mpich",), also="MPI_LOCALNRANKS"),
+    Launcher("srun --mpi=pmi2", "PMI_RANK", "PMI_SIZE", "SLURM_LOCALID", mpi=("mpich", "openmpi"), also="SLURM_PROCID"),
+    Launcher("another with PMI", "PMI_RANK", "PMI_SIZE", mpi=("mpich",)),
+    Launcher("srun --mpi=pmix", "PMIX_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", mpi=("openmpi", "mpich"), also="PMIX_RANK"),
+    Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
+
+def launcher(*, of_mpi: bool = False) -> Launcher | None:
+    """That started this process; None: none that is known. `of_mpi`: a launcher of MPI programs, whatever was set by another within."""
+    return next((one for one in LAUNCHERS if number(one.world) is not None and (one.mpi or not of_mpi)
+                 and (not one.also or os.environ.get(one.also))), None)
+
+
+def number(variable: str) -> int | None:
+    """The number in a variable of a launcher; None where there is none."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else None
+
+
+def ranks_here() -> int | None:
+    """On this host, as its launcher has it; None where none tells."""
+    return next((ranks for one in LAUNCHERS if (ranks := number(one.local_world))), None)
 
 
 _LEVELS = {"debug": logging.DEBUG, "": logging.INFO, "info": logging.INFO, "warn": logging.WARNING, "warning": logging.WARNING}

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from ..codec import registered
 from ..core import errors
 from ..core._checks import U64, whole
-from ..core.environment import place
 from ..core.errors import LaconicError
 from ..engines import aggregation, group
 from ..engines.aggregation import ServerOptions
 from ..engines.emulate import limiter_from_environment
+from ..engines.hosts import Hosts, over_port, seat
 from ..engines.texts import gather_texts
 from ..exchange import names, trace
 from ..exchange.csession import ALONE, CSession, Options
@@ -62,10 +62,12 @@ class Opened:
         """Everything that one rank may refuse, and the agreement of all of them."""
         self.world, self.rank = engine.world, engine.rank
         sums = engine.probe_sums()
+        cards = [json.loads(card) for card in gather_texts(engine, json.dumps([str(warmup)[:30], len(self.parameters.foreign), seat()]))]
+        self.hosts = Hosts([card[2] for card in cards])
         session, failure, servers, text = None, None, None, ""
         try:
             check()
-            self.threads = self.stage.threads if options.threads == "auto" else options.threads
+            self.threads = self._threads_of_stage() if options.threads == "auto" else options.threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = engine.limiter or limiter_from_environment()
             options = options.read()
@@ -75,17 +77,16 @@ class Opened:
                 servers.open(self.world, group.seconds(self.group))
             self._make_session = functools.partial(
                 options.session, rank=self.rank, world=self.world, engine_sums=sums, short_sends=engine.short_sends, aggregates=servers is not None,
-                strategy=options.strategy if servers is None or options.rules else "server_sum")
+                ranks_per_host=self.hosts.fullest, strategy=options.strategy if servers is None or options.rules else "server_sum")
             session = self._make_session(self.parameters.shaped())
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = aggregation.without_codes(error, text)
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
-        cards = cards_of_all(engine, session, failure, "attach")
+        agreed = cards_of_all(engine, session, failure, "attach")
         aggregation.agree(engine, servers)
-        session.check(cards)
-        cards = gather_texts(engine, json.dumps([self.warmup, len(self.parameters.foreign), place()]))
-        self._check_cards([json.loads(card) for card in cards])
+        session.check(agreed)
+        self._check_cards(cards)
         self.servers = servers
         if servers is not None and not session.all_raw:
             engine = servers.join(engine, session)
@@ -98,7 +99,10 @@ class Opened:
             if other is not None:
                 raise errors.error("ranks_disagree", f"{what} is {cards[0][at]} on rank 0 and {cards[other][at]} on rank {other}",
                                    "give every rank the same call, file and LACONIC_* variables")
-        self.one_machine = len({card[2] for card in cards}) == 1
+
+    def _threads_of_stage(self) -> int:
+        """Cards of a part of the job do not tell how many ranks share the cores."""
+        return self.stage.threads_beside(self.hosts.sharing(self.rank) if self.world == dist.get_world_size() else None)
 
     def session_of(self, others: list[str]) -> CSession:
         """A session of this model under other names."""
@@ -147,11 +151,12 @@ class Opened:
                 text += "; a registered codec runs in Python and is slow: use it to try ideas"
             if self.warmup > self.worker.step:
                 text += f"; uncompressed for {self.warmup - self.worker.step} steps"
+            text += over_port(e)
         if self.parameters.foreign:
             named = names.shorten(f"{name} ({reason})" for name, _, reason in self.parameters.foreign)
             text += f"; PyTorch's own all-reduce for parameters that no codec supports: {named}"
         if not all_raw and self.worker.engine.limiter is None:
-            if self.one_machine and "LACONIC_LAB" not in os.environ:
+            if len(self.hosts.ranks) == 1 and "LACONIC_LAB" not in os.environ:
                 text += "; all ranks are on this machine, so compression cannot help: no network connects them"
         return text
 

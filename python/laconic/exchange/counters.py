@@ -9,6 +9,7 @@ import time
 
 from ..core import environment
 from ..engines.aggregation import AggregatingEngine
+from ..engines.hosts import beyond_ring
 
 #: below it a line says that more is sent than without compression; headers alone stay above it
 RATIO_OF_NOTHING = 0.99
@@ -57,7 +58,7 @@ class Counters:
             self._dense += dense
             self._bytes += size
 
-    def add_to(self, stats: dict, world: int) -> None:
+    def add_to(self, stats: dict, world: int, one_host: bool) -> None:
         """To those of the session."""
         with self._lock:
             stats["elements"] += self._elements
@@ -66,6 +67,9 @@ class Counters:
             stats["wire_bytes"] += self._bytes * 2 * (world - 1) // world
             stats["steps"] = max(stats["steps"], self.steps)
             stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else stats["ratio"]
+            if not one_host:  # a ring passes a port once
+                stats["port_bytes"] += self._bytes * 2 * (world - 1) // world
+                stats["port_ratio"] = stats["dense_bytes"] / stats["port_bytes"] if stats["port_bytes"] else None
             stats.update(queue_seconds=self.queue, backward_wait_seconds=self.backward_wait)
 
 
@@ -78,6 +82,12 @@ class Reports:
         self._in_use = threading.RLock()  # the session, by a thread that asks, against the end
         self._last: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
         self._resets_told, self._ratio_told = False, False
+        explained = session.explain()
+        self._one_host = explained["port"] is None
+        warning = beyond_ring(explained)
+        if warning and session.rank == 0:
+            self._ratio_told = True
+            environment.say(warning, logging.WARNING)
 
     def stats(self) -> dict:
         return self._ask(self.look, 0)
@@ -97,7 +107,7 @@ class Reports:
 
     def look(self) -> dict:
         engine, stage, stats = self._driver.table.engine, self._stage, self._driver.stats()
-        self._counters.add_to(stats, self._session.world)
+        self._counters.add_to(stats, self._session.world, self._one_host)
         if isinstance(engine, AggregatingEngine):
             stats.update(engine.stats())
         stats.update(scales_ignored=self._residuals.scales_ignored, staged_bytes=stage.staged_bytes, copy_seconds=stage.copy_seconds,
@@ -109,13 +119,16 @@ class Reports:
         """One line, once: a residual that is lost is gradient that is lost, and a ratio below 1 is no compression."""
         with self._in_use:
             reset = stats["residual_resets"] > 0 and not self._resets_told
-            longer = 0 < stats["ratio"] < RATIO_OF_NOTHING and not self._ratio_told
+            of_port = stats["port_ratio"] is not None
+            ratio = stats["port_ratio"] if of_port else stats["ratio"]
+            longer = 0 < ratio < RATIO_OF_NOTHING and not self._ratio_told
             self._resets_told, self._ratio_told = self._resets_told or reset, self._ratio_told or longer
         if reset:
             environment.say(f"rank {self._session.rank}: a residual was not finite and was set to zero; "
                             'stats()["residual_resets"] counts them', logging.WARNING)
         if longer and self._session.rank == 0:
-            environment.say(f"more is sent than PyTorch's own all-reduce would send ({stats['ratio']:.2f} : 1 after "
+            what = "leaves a host" if of_port else "is sent"
+            environment.say(f"more {what} than PyTorch's own all-reduce would send ({ratio:.2f} : 1 after "
                             f"{stats['steps']} steps): use another spec or strategy, or train without laconic",
                             logging.WARNING)
 

@@ -65,7 +65,7 @@ class CSession:
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
                  aggregates: bool = False, rules: list[dict] = (), control: str | None = None,
-                 record: str | None = None, down: str | None = None, owner_turns: bool = False):
+                 record: str | None = None, down: str | None = None, owner_turns: bool = False, ranks_per_host: int = 1):
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
@@ -92,7 +92,8 @@ class CSession:
                                       control=text("control", control) if control else None,
                                       record=text("record", os.fspath(record)) if record else None,
                                       codecs=(ctypes.POINTER(_lib.CodecTable) * len(tables))(*tables), codec_count=len(tables),
-                                      owner_turns=int(owner_turns), down=text("down", down) if down else None)
+                                      owner_turns=int(owner_turns), down=text("down", down) if down else None,
+                                      ranks_per_host=ranks_per_host)
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))

@@ -16,6 +16,7 @@ from ..core._checks import U32, U64, whole
 from ..core.errors import LaconicError
 from ..engines import aggregation, plugin
 from ..engines.aggregation import ServerOptions
+from ..engines.hosts import Hosts, beyond_ring
 from . import trace
 from .changes import Changes
 from .csession import ALONE, PART, WINDOW, CSession, Layout, Options
@@ -94,6 +95,8 @@ class Session:
         self._driver = self._session.driver(self._engine, lambda *ending: ours()(*ending))
         explained = self._session.explain()
         self.spec: str = explained["spec"]
+        if self.rank == 0 and (warning := beyond_ring(explained)):
+            environment.say(warning, logging.WARNING)
 
     # ---- set-up ---------------------------------------------------------------------------------------------------------------
 
@@ -144,6 +147,7 @@ class Session:
         """Everything that one rank may refuse, and the agreement of all of them."""
         session = layout = failure = servers = None
         sums = self._engine.probe_sums()
+        hosts = None if self._engine.of_cpp else Hosts.of(self._engine)  # ranks of C++ know no such round
         try:
             if rank is not None and (rank, world) != (self.rank, self.world):
                 raise errors.error("invalid_argument", f"the launcher started this rank as {self.rank} of {self.world}, requested was "
@@ -153,7 +157,8 @@ class Session:
             if servers is not None:
                 servers.open(self.world, timeout)
             session = options.session(listed, rank=self.rank, world=self.world, engine_sums=sums, short_sends=self._engine.short_sends,
-                                      aggregates=servers is not None, strategy=options.strategy if servers is None or options.rules else "server_sum")
+                                      aggregates=servers is not None, strategy=options.strategy if servers is None or options.rules else "server_sum",
+                                      ranks_per_host=1 if hosts is None else hosts.fullest)
             layout = _layout(listed)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = aggregation.without_codes(error, str(options.spec))

@@ -47,14 +47,10 @@ def stage_for(parameters):
     return HostStage(device)
 
 
-def usable_threads(devices: int) -> int:
-    """Threads per rank on this host, for the launcher's number of ranks, else for the number of devices."""
-    usable = len(os.sched_getaffinity(0))
-    for variable in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
-        said = os.environ.get(variable, "")
-        if said.isdecimal() and int(said) > 0:
-            return max(1, min(MOST_THREADS, usable // int(said)))
-    return max(1, min(MOST_THREADS, usable // max(devices, 1)))
+def usable_threads(devices: int, ranks: int | None = None) -> int:
+    """Threads per rank on this host: for the launcher's number of ranks; else for `ranks`, who share this one's cores; else, if it is not known
+    how many do, for the number of devices."""
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // (environment.ranks_here() or ranks or max(devices, 1))))
 
 
 class Ticket:
@@ -94,6 +90,10 @@ class InPlace:
     at_end = True  #: means of small buckets may wait for the end of backward(): see laconic.exchange.delivery
     threads = 1
     staged_bytes, copy_seconds, pinned_bytes = 0, 0.0, 0
+
+    def threads_beside(self, ranks: int | None) -> int:
+        """threads="auto" where so many ranks share this one's cores; None: it is not known how many."""
+        return self.threads
 
     def scale_of(self, scaler) -> float:
         return float(scaler.get_scale())
@@ -141,6 +141,9 @@ class HostStage:
         self._lock = threading.Lock()  # of the buffers: any thread may ask how many bytes they are
         self._refused = False  # memory could not be pinned
         self._down_bytes, self._up_bytes, self.copy_seconds = 0, 0, 0.0
+
+    def threads_beside(self, ranks: int | None) -> int:
+        return self.threads if ranks is None else usable_threads(0, ranks)
 
     @property
     def staged_bytes(self) -> int:

@@ -12,12 +12,14 @@ import threading
 import weakref
 
 import torch
+import torch.distributed as dist
 
 from ..core import _lib, errors
 from ..core.errors import LaconicError
 from ..engines.c10d import Engine, begin_gather, broadcast, view
 from ..engines.emulate import limiter_from_environment
 from ..engines.group import Sibling
+from ..engines.hosts import Hosts
 from ..exchange import trace
 from ..exchange.csession import CSession
 from ..exchange.driver import cards_of_all, engine_failed
@@ -103,10 +105,14 @@ class Exchange:
     def _open(self, settings: str, options: dict) -> None:
         """Everything that one rank may refuse, and the agreement of all of them."""
         session = failure = None
+        hosts = Hosts.of(self._engine)
         try:
             self._engine.limiter = limiter_from_environment()
+            if options["threads"] == "auto":
+                options["threads"] = self._trained.threads_beside(hosts.sharing(self.rank) if self.world == dist.get_world_size() else None)
             session = CSession(parameters=self._trained.shapes(), rank=self.rank, world=self.world, engine_sums=0,
-                               short_sends=self._engine.short_sends, strategy="auto", owner_turns=True, **options)
+                               short_sends=self._engine.short_sends, strategy="auto", owner_turns=True,
+                               ranks_per_host=hosts.fullest, **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type

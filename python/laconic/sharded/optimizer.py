@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 
 import torch
@@ -14,6 +15,7 @@ from ..core._checks import U64, whole
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.group import Meeting, speaks_for_node
+from ..engines.hosts import beyond_ring, over_port
 from ..exchange.csession import PART, WINDOW
 from ..exchange.names import of_rules
 from ..exchange.rules import given
@@ -105,13 +107,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                   "full_pull_every": full_pull_every, "sync_parameters": bool(sync_parameters),
                                   "the parameters of the groups": [parameters for _, parameters in listed], **settings.of_groups(self.param_groups)})
             exchange = Exchange(group, meeting, trained, said, spec=push, seed=seed, small_elements=small_elements, window=window, part=part,
-                                threads=trained.threads if threads == "auto" else threads, **options)
+                                threads=threads, **options)
             _same_parameters(exchange, trained, bool(sync_parameters))
             small = frozenset(i for i, p in enumerate(trained.parameters) if p.numel() <= small_elements)
             inner = Inner(optimizer, trained, listed, exchange.masters(), small, optimizer_kwargs)
             self._work = Spread(trained, exchange, inner, part=part, clip_norm=clip_norm, full_pull_every=full_pull_every, scaler=scaler)
         if world == 1 or exchange.rank == 0:
             environment.say(self._describe(disabled))
+        if world > 1 and exchange.rank == 0 and (warning := beyond_ring(exchange.explain())) and not disabled:
+            environment.say(warning, logging.WARNING)
 
     def _describe(self, disabled: bool) -> str:
         trained = self._work.trained
@@ -125,7 +129,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         by = f"{self._name} of {elements} elements on {self._work.exchange.world} ranks, push {self.push}, pull {self.pull}"
         if disabled:
             by += f" ({DISABLED})"
-        return f"{by}; {small} of {len(trained.parameters)} tensors as they are; {trained.told}{left_out}"
+        return f"{by}; {small} of {len(trained.parameters)} tensors as they are; {trained.told}{left_out}{over_port(explained)}"
 
     # ---- training ---------------------------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class Trained:
             raise errors.error("invalid_argument", "no parameter of the model requires a gradient", "there is nothing to train")
         self._refuse_types(model)
         self._stage = stage_for(pairs)
-        self.device, self.backend, self.threads, self.told = self._stage.device, self._stage.backend, self._stage.threads, self._stage.told
+        self.device, self.backend, self.told, self.threads_beside = self._stage.device, self._stage.backend, self._stage.told, self._stage.threads_beside
         self.in_place = [p.device.type == "cpu" and p.is_contiguous() for p in self.parameters]
         self.host: list[torch.Tensor] = []
         self._versions: list[int] = []

@@ -57,6 +57,23 @@ uint64_t wire_bytes(const Step& step, uint64_t world) {
   return 0;
 }
 
+/// Of `bytes` that a rank sends, those that leave its host, times the ranks that send as many.
+uint64_t port_bytes(const Step& step, uint64_t bytes, const Options& options) {
+  const uint64_t world = options.world, behind = std::max<uint64_t>(options.ranks_per_host, 1);
+  if (behind >= world) return 0;
+  switch (step.kind) {
+    case StepKind::all_reduce:  // the ring passes the port once
+      return bytes;
+    case StepKind::aggregate:  // whose server is elsewhere
+      return bytes * behind;
+    case StepKind::all_gather:
+    case StepKind::all_to_all:
+    case StepKind::messages:
+      break;
+  }
+  return bytes * behind * (world - behind) / (world - 1);
+}
+
 /// Ranks of which only some report would send lanes that do not add up: their bundles differ.
 constexpr uint64_t kReports = 0x5245504F52545321U;
 
@@ -186,7 +203,9 @@ Result<uint32_t> Exchange::next(std::span<Step> batch) {
   }
   for (uint32_t i = 0; i < *steps; ++i) {
     batch[i].tag = tag_of(given_.sequence, batch_, i);
-    counters_->wire_bytes += wire_bytes(batch[i], state_->world());
+    const uint64_t bytes = wire_bytes(batch[i], state_->world());
+    counters_->wire_bytes += bytes;
+    counters_->port_bytes += port_bytes(batch[i], bytes, state_->model().options());
   }
   counters_->rounds += *steps;
   ++batch_;

@@ -50,6 +50,7 @@ struct Next {
 /// Counted by exchanges (the first two) and their strategies, read by the session.
 struct Counters {
   uint64_t wire_bytes = 0;        ///< sent to other ranks; a ring is assumed for engine sums
+  uint64_t port_bytes = 0;        ///< sent out of the host, if its other ranks send as this one
   uint64_t rounds = 0;            ///< collectives issued
   uint64_t overflow_repeats = 0;  ///< rounds repeated for a payload beyond its predicted capacity
   uint64_t zero_units = 0;

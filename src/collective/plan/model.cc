@@ -72,21 +72,23 @@ std::string reason_of(const Spec& spec, const Spec* down, const Options& options
          " elements for each of " + n(options.world) + " ranks";
 }
 
-/// One rank's bytes under a strategy, for payloads of that many bytes in all, and those that come
-/// down.
-uint64_t bytes_sent(StrategyKind strategy, uint64_t world, uint64_t payload, uint64_t means,
-                    const Volume& v) {
+/// Bytes that `behind` ranks send to all others under a strategy, for payloads of that many bytes
+/// in all, and those that come down.
+uint64_t bytes_sent(StrategyKind strategy, uint64_t world, uint64_t behind, uint64_t payload,
+                    uint64_t means, const Volume& v) {
   const uint64_t content = payload + v.raw;
   const uint64_t tables = 4 * v.units;
-  if (sums_lanes(strategy)) return 2 * (world - 1) * content / world;
+  const uint64_t ring = 2 * (world - 1) * content / world;
+  if (strategy == StrategyKind::server_sum) return behind * ring;
+  if (strategy == StrategyKind::native_sum) return ring;
+  const uint64_t others = world - behind;
   if (strategy == StrategyKind::gather_all)
-    return (world - 1) * (content + tables + kBundleHeaderBytes);
+    return behind * others * (content + tables + kBundleHeaderBytes);
   // A bundle to every other owner; then this owner's, with a world-th of everything, to all.
   const uint64_t seen = v.exact ? 0 : 4;
-  const uint64_t up = (content + tables) * (world - 1) / world + (world - 1) * kBundleHeaderBytes;
-  const uint64_t down =
-      (world - 1) * ((means + v.raw + tables) / world + kBundleHeaderBytes + seen);
-  return up + down;
+  const uint64_t up = (content + tables) * others / world + others * kBundleHeaderBytes;
+  const uint64_t down = others * ((means + v.raw + tables) / world + kBundleHeaderBytes + seen);
+  return behind * (up + down);
 }
 
 Error refuse(StrategyKind kind, const Spec& spec, std::string why) {
@@ -215,10 +217,11 @@ Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, con
   return v;
 }
 
-Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume) noexcept {
+Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume,
+                           uint32_t behind) noexcept {
   const Prediction means = volume.down.value_or(Prediction{volume.expected, volume.payload});
-  return {bytes_sent(strategy, world, volume.expected, means.expected, volume),
-          bytes_sent(strategy, world, volume.payload, means.at_most, volume)};
+  return {bytes_sent(strategy, world, behind, volume.expected, means.expected, volume),
+          bytes_sent(strategy, world, behind, volume.payload, means.at_most, volume)};
 }
 
 Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters,
@@ -272,14 +275,18 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   if (v.rounds > 1)
     return refuse(StrategyKind::gather_all, spec, "it needs several all-reduce rounds");
 
-  const auto [gather, gather_most] = predicted_bytes(StrategyKind::gather_all, options.world, v);
+  const uint32_t behind = ranks_behind_port(options);
+  const auto [gather, gather_most] =
+      predicted_bytes(StrategyKind::gather_all, options.world, v, behind);
   const auto [shots, shots_most] =
       predicted_bytes(StrategyKind::two_shot, options.world,
-                      volume_of(spec, parameters, options, StrategyKind::two_shot));
+                      volume_of(spec, parameters, options, StrategyKind::two_shot), behind);
   const auto text = [](uint64_t n) { return std::to_string(n); };
-  const std::string figures = " (bytes a rank is expected to send, and at most: gather_all " +
-                              text(gather) + ", " + text(gather_most) + "; two_shot " +
-                              text(shots) + ", " + text(shots_most) + ")";
+  const std::string sender = behind == 1 ? "a rank is" : "a host's " + text(behind) + " ranks are";
+  const std::string figures =
+      concat({" (bytes ", sender, " expected to send", behind == 1 ? "" : " to other hosts",
+              ", and at most: gather_all ", text(gather), ", ", text(gather_most), "; two_shot ",
+              text(shots), ", ", text(shots_most), ")"});
   if (contract.whole_parameter || options.world <= 2) {
     return Choice{StrategyKind::gather_all, "one round" + figures};
   }
@@ -288,7 +295,8 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   Volume dense;
   for (const Parameter& p : parameters) dense.raw += 4 * p.count();
   if (contract.merge == Merge::set_union &&
-      gather <= predicted_bytes(StrategyKind::native_sum, options.world, dense).expected / 8) {
+      gather <=
+          predicted_bytes(StrategyKind::native_sum, options.world, dense, behind).expected / 8) {
     return Choice{StrategyKind::gather_all,
                   "gathering loses nothing more and sends far less than a dense ring" + figures};
   }
@@ -319,6 +327,12 @@ Result<Model> Model::create(std::vector<Setting> settings, std::vector<uint32_t>
                  "world: expected at most " + std::to_string(kMaxWorld) + " ranks, found " +
                      std::to_string(options.world),
                  "use several groups"};
+  }
+  if (options.ranks_per_host > options.world) {
+    return Error{Errc::invalid_argument,
+                 "ranks_per_host: expected at most " + std::to_string(options.world) +
+                     ", the number of ranks, found " + std::to_string(options.ranks_per_host),
+                 "the ranks of the host that has the most"};
   }
   std::unordered_set<std::string_view> names;
   for (const Parameter& p : parameters) {
@@ -451,10 +465,11 @@ bool Model::has_units(uint32_t of) const {
   return false;
 }
 
-uint64_t Model::bytes_of_class(uint32_t of) const {
+uint64_t Model::bytes_of_class(uint32_t of, uint32_t behind) const {
   const StrategyKind strategy = choices_[of].strategy;
   return predicted_bytes(strategy, options_.world,
-                         volume_of(spec(of), members_[of], options_, strategy, down_of(*this, of)))
+                         volume_of(spec(of), members_[of], options_, strategy, down_of(*this, of)),
+                         behind)
       .expected;
 }
 

@@ -6,6 +6,7 @@
 // counters.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -51,6 +52,9 @@ inline constexpr uint64_t kShortElements = 1 << 16;
 struct Options {
   uint32_t rank = 0;
   uint32_t world = 1;
+  /// Ranks behind one port to the network: those of the host that has the most. `world`: all are
+  /// on one host, and nothing leaves it. What a strategy costs is what leaves the port.
+  uint32_t ranks_per_host = 1;
   uint64_t seed = 0;
   uint64_t small_elements = 4096;  ///< parameters of at most this many elements go uncompressed
   StrategyKind strategy = StrategyKind::automatic;
@@ -113,8 +117,15 @@ uint64_t travelling_bytes(const RoundPlan& round) noexcept;
 Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options,
                  StrategyKind strategy, const Spec* down = nullptr);
 
-/// Bytes that one rank sends in a step whose parameters travel in one bucket, headers included.
-Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume) noexcept;
+/// Ranks whose bytes share the port that a choice is about; 1 where all are on one host.
+constexpr uint32_t ranks_behind_port(const Options& options) noexcept {
+  return options.ranks_per_host < options.world ? std::max(options.ranks_per_host, 1U) : 1;
+}
+
+/// Bytes that `behind` ranks with one port send through it in a step whose parameters travel in one
+/// bucket, headers included. A ring passes it once, if ranks are numbered host by host.
+Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume,
+                           uint32_t behind = 1) noexcept;
 
 class Model;
 /// Bytes of a parameter's payload in one rank's bundles, without headers, by its setting of now.
@@ -177,8 +188,8 @@ class Model {
   /// Is any of its parameters compressed?
   [[nodiscard]] bool has_units(uint32_t of) const;
   /// That a rank is expected to receive for the parameters of a class in a step, as its spec is
-  /// now.
-  [[nodiscard]] uint64_t bytes_of_class(uint32_t of) const;
+  /// now; or that leave a port which `behind` ranks share.
+  [[nodiscard]] uint64_t bytes_of_class(uint32_t of, uint32_t behind = 1) const;
   /// The same for an all-reduce of float32.
   [[nodiscard]] uint64_t dense_bytes_of_class(uint32_t of) const;
   /// Before anything is bound: a policy may turn a class to float32.

@@ -101,6 +101,8 @@ TEST(Sessions, OutOfRangeOptionsAreRefused) {
   EXPECT_TRUE(refused([](auto& o) { o.threads = static_cast<uint32_t>(-1); }));
   EXPECT_TRUE(refused([](auto& o) { o.world = 0; }));
   EXPECT_TRUE(refused([](auto& o) { o.rank = 2; }));
+  EXPECT_TRUE(refused([](auto& o) { o.ranks_per_host = o.world + 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.reserved = 1; }));
   EXPECT_TRUE(refused([](auto& o) { o.struct_size = offsetof(laconic_session_options, spec); }));
   laconic_session_options options = world.options(0);
   options.window = LACONIC_MAX_WINDOW;

@@ -50,6 +50,21 @@ TEST(Planner, OneRoundLessIsWorthSomeBytes) {
   EXPECT_EQ(by_size(1 << 20), StrategyKind::two_shot);
 }
 
+TEST(Planner, BytesThatLeaveAHostDecide) {
+  const auto by_hosts = [](uint32_t ranks_per_host) {
+    Options o = options(16);
+    o.ranks_per_host = ranks_per_host;
+    return choice("topk:ratio=0.005", o);
+  };
+  EXPECT_EQ(by_hosts(1).strategy, StrategyKind::gather_all);
+  EXPECT_EQ(by_hosts(8).strategy, StrategyKind::two_shot);
+  EXPECT_NE(by_hosts(8).reason.find("(bytes a host's 8 ranks are expected to send to other hosts"),
+            std::string::npos)
+      << by_hosts(8).reason;
+  EXPECT_EQ(by_hosts(16).strategy, StrategyKind::gather_all) << "on one host as without hosts";
+  EXPECT_EQ(by_hosts(16).reason, by_hosts(1).reason);
+}
+
 TEST(Planner, EngineWithoutAdditionGetsFrames) {
   Options o = options(4);
   o.caps.sums = 0b001;  // f32 only
@@ -243,6 +258,11 @@ TEST(PredictedBytes, HeadersTablesAndSeenLengthsAreCounted) {
   EXPECT_EQ(sent(StrategyKind::two_shot, 4),
             (std::pair{uint64_t{3 * (632 / 4 + 76) + 3 * (332 / 4 + 76)},
                        uint64_t{3 * (1232 / 4 + 76) + 3 * (532 / 4 + 76)}}));
+  v.down.reset();
+  const auto leaves = [&](StrategyKind kind) { return predicted_bytes(kind, 6, v, 2).expected; };
+  EXPECT_EQ(leaves(StrategyKind::gather_all), 2U * 4 * (600 + 32 + 76)) << "two ranks, to four";
+  EXPECT_EQ(leaves(StrategyKind::two_shot), 2U * (632 * 4 / 6 + 4 * 76 + 4 * (632 / 6 + 76)));
+  EXPECT_EQ(leaves(StrategyKind::native_sum), 2U * 5 * 600 / 6) << "a ring passes a port once";
   EXPECT_EQ(sent(StrategyKind::gather_all, 1).first, 0U);
   EXPECT_EQ(sent(StrategyKind::two_shot, 1).first, 0U);
 }
