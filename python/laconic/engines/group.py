@@ -8,7 +8,6 @@ import datetime
 import itertools
 import json
 import logging
-import os
 import time
 import weakref
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from ..core import _checks, environment, errors, threads
 from ..core.errors import LaconicError
+from . import addresses
 
 _checks.supported_torch(torch.__version__)  # here, because all that trains imports this module
 
@@ -64,13 +64,14 @@ class Meeting:
     No collective is involved, so ranks about to act differently learn of each other, and none of them waits in a collective that
     others never enter.
 
-    Attributes: `words` of all ranks in rank order; `number` of the meeting, the same on all ranks (None without a store); `free`:
+    Attributes: `words` of all ranks in rank order; `addresses`, from which they reach the store, none without one; `number` of the meeting, the same on all ranks (None without a store); `free`:
     numbers of the siblings that every rank has released without a failure; `shared`: those that wrappers of every rank use.
     """
 
     def __init__(self, group, word: str, shared: list[int] = ()):
         """Blocks until every rank has said its word; LaconicError (timed_out) names those that did not in the group's time."""
         world, store = dist.get_world_size(group), _store(group)
+        self.addresses: list[str] = []
         self.words, self.number, self.free, self.shared = [word] * world, None, set(), set(shared) if world == 1 else set()
         if world == 1:
             self.number, self.free = next(_alone), set(_free_siblings.get(group, ()))
@@ -80,14 +81,15 @@ class Meeting:
         # Counted in the store, so that a group that is destroyed and made again does not read its predecessor's words.
         self.number = store.add(f"laconic/meetings/{rank}", 1)
         keys = [f"laconic/{self.number}/{r}" for r in range(world)]
-        store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ())), "shared": list(shared)}))
+        store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ())), "shared": list(shared),
+                                          "address": addresses.towards_store(store)}))
         timeout = group_timeout(group) or _TIMEOUT
         try:
             _wait(store, keys, rank, timeout.total_seconds())
             said = [json.loads(store.get(key)) for key in keys]
         except RuntimeError as error:
             raise _nobody_came(store, keys, rank, timeout, error) from None
-        self.words = [entry["word"] for entry in said]
+        self.words, self.addresses = ([entry[what] for entry in said] for what in ("word", "address"))
         self.free, self.shared = (set.intersection(*(set(entry[which]) for entry in said)) for which in ("free", "shared"))
         if len(set(self.words)) > 1:
             _let_others_read(store, f"laconic/{self.number}/read", world)
@@ -132,8 +134,9 @@ def _nobody_came(store, keys, rank, timeout, error) -> LaconicError:
 
 def speaks_for_node() -> bool:
     """One process per node reports what it found in the environment."""
-    local = os.environ.get("LOCAL_RANK")
-    return local == "0" if local is not None else dist.get_rank() == 0
+    launcher = environment.launcher()
+    local = None if launcher is None else environment.number(launcher.local_rank)
+    return local == 0 if local is not None else dist.get_rank() == 0
 
 
 def disabled_on(ranks: list[int], words: list[str]) -> str:
@@ -175,7 +178,8 @@ class Sibling:
             self.group = free.pop(self.number)[1]
         else:
             self.number = meeting.number
-            with threads.that_wait():
+            at = addresses.of_gloo(meeting.addresses, dist.get_rank(of)) if self.backend == "gloo" else ""
+            with threads.that_wait(), addresses.gloo_at(at):
                 self.group = _new_group(of, self.backend)
 
     @staticmethod

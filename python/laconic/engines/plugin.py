@@ -12,7 +12,7 @@ import weakref
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int32, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
-from ..core import _lib, errors
+from ..core import _lib, environment, errors
 from ..core.errors import LaconicError
 
 VERSION = 1
@@ -23,8 +23,8 @@ _OPENMPI, _MPICH, _GLOO = "liblaconic_mpi_openmpi.so", "liblaconic_mpi_mpich.so"
 _PLUGINS = {_OPENMPI: ("Open MPI", "libopenmpi-dev openmpi-bin", MPI_LIBRARY),
             _MPICH: ("MPICH", "libmpich-dev mpich", MPI_LIBRARY),
             _GLOO: ("Gloo", "libgloo-dev", GLOO_LIBRARY)}
-#: what a launcher sets, and its library's plug-in
-_LAUNCHERS = {"OMPI_COMM_WORLD_SIZE": _OPENMPI, "PMI_SIZE": _MPICH}
+#: of each MPI in environment.LAUNCHERS
+_OF_MPI = {"openmpi": _OPENMPI, "mpich": _MPICH}
 
 
 class _Options(_lib._Sized):  # noqa: SLF001
@@ -88,10 +88,13 @@ def mpi_path() -> str:
     named = _named(MPI_LIBRARY)
     if named:
         return named
-    for variable, file in _LAUNCHERS.items():
-        if os.environ.get(variable):
-            return _need(file, f"the plug-in for {_PLUGINS[file][0]}, whose launcher started this process,")
-    found = [str(path) for path in map(_beside, _LAUNCHERS.values()) if path is not None]  # one process
+    launcher = environment.launcher(of_mpi=True)
+    if launcher is not None:
+        files = [_OF_MPI[mpi] for mpi in launcher.mpi]  # srun does not tell which it is: the one that is here
+        file = next(filter(_beside, files), files[0])
+        whose = f"{_PLUGINS[file][0]}, whose launcher started this process," if len(files) == 1 else f"MPI under {launcher.name}"
+        return _need(file, f"the plug-in for {whose}")
+    found = [str(path) for path in map(_beside, _OF_MPI.values()) if path is not None]  # one process
     if not found:
         return _need(_OPENMPI, "the plug-in for MPI")
     return next(filter(_has_its_library, found), found[0])
