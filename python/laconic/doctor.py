@@ -1,5 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""`python -m laconic.doctor`: checks what training with laconic needs, and tries an exchange between two processes.
+"""`python -m laconic.doctor`: checks what training with laconic needs, and tries an exchange between two processes; started by a launcher,
+between its ranks.
 
 Exit status 0 if the exchange works, else 1; each line with a problem names a command that fixes it.
 """
@@ -30,6 +31,7 @@ from pathlib import Path
 from .core import _checks, _lib, environment
 from .core.errors import LaconicError
 from .engines import _nccl
+from .launch import together
 
 #: characters of what a process that failed has written, for --json
 _MOST_SAID = 4000
@@ -203,19 +205,28 @@ def _rank(rank: int, folder: Path, timeout: float) -> None:
 
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    from .api.attach import attach
 
     torch.set_num_threads(1)
     (folder / f"{rank}.ready").touch()
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2,
                             timeout=datetime.timedelta(seconds=timeout))
-    address = _listening()
+    found = {"address": _listening(), **_train()}
+    print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
+def _train() -> dict:
+    """A few steps over torch's group, of any world: {"ratio", "port_ratio", "equal"}."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from .api.attach import attach
+
     torch.manual_seed(0)
     ddp = DistributedDataParallel(torch.nn.Linear(512, 128))
     handle = attach(ddp, SPEC, quiet=True)
-    data = torch.Generator("cpu").manual_seed(rank)
+    data = torch.Generator("cpu").manual_seed(dist.get_rank())
     for _ in range(_STEPS):
         ddp(torch.randn(16, 512, generator=data, dtype=torch.float32, device="cpu")).square().mean().backward()
         with torch.no_grad():
@@ -225,10 +236,9 @@ def _rank(rank: int, folder: Path, timeout: float) -> None:
     from .exchange.state import fingerprint
 
     hashes = handle.gather_texts(fingerprint(ddp.module.named_parameters()))
-    ratio = handle.stats()["ratio"]
+    stats = handle.stats()
     handle.close()
-    print(json.dumps({"ratio": ratio, "equal": len(set(hashes)) == 1, "address": address}), flush=True)
-    dist.destroy_process_group()
+    return {"ratio": stats["ratio"], "port_ratio": stats["port_ratio"], "equal": len(set(hashes)) == 1}
 
 
 def _end_with_parent(folder: Path) -> None:
@@ -297,11 +307,29 @@ def _mend() -> str:
     return "export GLOO_SOCKET_IFNAME=lo  # on one machine" if "error" not in exchange(TIMEOUT / 2, "lo") else ""
 
 
+def _where() -> str:
+    """The interface and address at which this process is listening."""
+    address = _listening()
+    return f"{_name_of(address)} {address}".strip()
+
+
+def _examine_together(launcher: environment.Launcher) -> tuple[list[Check], dict]:
+    """With all ranks of the launcher. Rank 0 has all checks, another one that failed has its own failure."""
+    found = together.met(launcher, SPEC, TIMEOUT, _train, _where)
+    if "error" in found:
+        return [Check("exchange", False, f"rank {found['rank']} under {launcher.name}, {SPEC}: {found['error']}")], found
+    checks = [] if found["rank"] != 0 else [_library(), _python(), *_torch(), _nccl_here(), _numpy(), _variables()]
+    return [*checks, *(Check(*line) for line in together.lines(launcher, found, SPEC))], found
+
+
+def _python() -> Check:
+    return Check("python", True, f"{platform.python_version()}, {sys.executable}")
+
+
 def examine() -> tuple[list[Check], dict]:
     """Every check, and what the exchange gave."""
     torch, gloo = _torch()
-    python = Check("python", True, f"{platform.python_version()}, {sys.executable}")
-    checks = [_library(), python, torch, gloo, _nccl_here(), _numpy(), _variables()]
+    checks = [_library(), _python(), torch, gloo, _nccl_here(), _numpy(), _variables()]
     if not (torch.ok and gloo.ok):
         return [*checks, Check("exchange", False, "not tried")], {}
     found = exchange(TIMEOUT)
@@ -320,10 +348,13 @@ def main(arguments=None) -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # cleans up on its way, as after Ctrl-C
     try:
-        checks, found = examine()
+        launcher = together.started_by()
+        checks, found = examine() if launcher is None else _examine_together(launcher)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     usable = all(check.ok is not False for check in checks)
+    if found.get("rank") and "error" not in found:
+        return 0 if usable else 1  # rank 0 prints
     if options.json:
         listed = [{"name": c.name, "ok": c.ok, "text": c.text, "mend": c.mend} for c in checks]
         print(json.dumps({"ok": usable, "checks": listed, "exchange": found}, indent=2))
