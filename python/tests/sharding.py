@@ -82,7 +82,7 @@ def sharded(model, way, mesh, **options):
     if way == "replicate":
         from torch.distributed._composable.replicate_with_fsdp import replicate
 
-        for layer in (model.embed, model.block):
+        for layer in (model.embed, model.block) if isinstance(model, Net) else (model.first,):
             replicate(layer, mesh=mesh["replicate"], **options)
         return replicate(model, mesh=mesh["replicate"], **options)
     shard = functools.partial(fully_shard, mesh=mesh if way == "2d" else mesh["shard"], **options)
@@ -194,12 +194,15 @@ def without_sync(model, optimizer, step):
 
 
 def without_all_reduce(model, optimizer, step):
-    """Micro-batches whose shards wait for the last one."""
+    """Micro-batches whose shards wait for the last one. The digests of what gradients are meanwhile."""
+    found = []
     for k in range(2):
         model.set_requires_all_reduce(False)
         loss_of(model, 100 * k + step).backward()
         model.set_requires_all_reduce(True)
+        found.append(gradients(model))
     loss_of(model, step).backward()
+    return found
 
 
 def added(model, optimizer, step):
@@ -250,7 +253,7 @@ def train(spec, steps=3, way="2d", shape=(2, 2), kind="Net", how="plain", dtype=
         for step in range(steps):
             if optimizer is not None:
                 optimizer.zero_grad()
-            TRAINS[how](model, optimizer, step)
+            found += TRAINS[how](model, optimizer, step) or []
             found.append(gradients(model))
             if optimizer is not None:
                 optimizer.step()

@@ -38,6 +38,7 @@ EQUAL = {
     "a bf16 model": {"dtype": "bfloat16"},
     "an offloaded model": {"offload": True},
     "an optimizer inside of backward": {"inside": True},
+    "an optimizer inside of backward, and accumulation": {"inside": True, "how": "without_all_reduce"},
     "a divide factor": {"factor": 1.0},
     "a group that float64 keeps from every codec": {"dtype": "float64"},
 }

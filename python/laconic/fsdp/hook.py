@@ -50,7 +50,8 @@ class Backward:
         self.units: list[int] = []  #: in the order in which they came
         self.waits: list = []  #: calls that return when a mean is there, or give why it did not come
         self.landings: list[Landing] = []
-        self.zeroed: list = []  #: parameters that have zeros for a gradient which is still to come
+        self.zeroed: list = []  #: parameters whose gradient is zeros until the end of backward()
+        self.hidden: list = []  #: (parameter, its post-accumulate-grad hooks), not called in this backward()
         self.failure: LaconicError | None = None
 
     @property
@@ -60,6 +61,13 @@ class Backward:
     def fail(self, error: LaconicError | None) -> None:
         """Held back to the end."""
         self.failure = self.failure or error
+
+    def restore(self) -> None:
+        """Undoes what was changed on parameters whose shards are kept for the next micro-batch."""
+        for p in self.zeroed:
+            p.grad = None
+        for p, hooks in self.hidden:
+            p._post_accumulate_grad_hooks = hooks  # noqa: SLF001
 
 
 class Sums:
@@ -155,19 +163,25 @@ class Hook:
     def _abandon(self) -> None:
         """An earlier backward() has failed halfway. What it has submitted goes out; what it has kept is lost with it."""
         backward, self._backward = self._backward, None
+        backward.restore()
         self._kept.clear()
         if backward.exchanges:
             self._end_step(backward)
 
     def _keep(self, unit: Unit, buffer: torch.Tensor, backward: Backward) -> None:
-        """As FSDP's own all-reduce: the shard waits for the next micro-batch, and the gradients stay what they were."""
+        """As native HSDP: keeps the shard for the next micro-batch; gradients stay unchanged, and hooks on them are not called."""
         kept = self._kept.get(unit.number)
         if kept is None:
             self._kept[unit.number] = buffer.clone()
         else:
             kept += buffer
         buffer.zero_()
-        backward.zeroed += [p for p in (parameter.sharded_param for parameter in unit.present()) if p.grad is None]
+        for p in (parameter.sharded_param for parameter in unit.present()):
+            if p.grad is None:
+                backward.zeroed.append(p)
+            if hooks := getattr(p, "_post_accumulate_grad_hooks", None):
+                backward.hidden.append((p, hooks))
+                p._post_accumulate_grad_hooks = None  # noqa: SLF001
 
     def _begin_step(self) -> None:
         if self._steps.begin():
@@ -236,8 +250,7 @@ class Hook:
         backward, self._backward = self._backward, None
         if backward is None:  # given up meanwhile
             return
-        for p in backward.zeroed:
-            p.grad = None
+        backward.restore()
         if not backward.exchanges:
             return
         self._end_step(backward)
