@@ -157,7 +157,7 @@ def lost_parameter():
 def test_buffer_of_other_length_names_its_module(four):
     for found in four.run(lost_parameter):
         assert [name for name, _, _ in found] == ["unsupported"] * 2, found
-        assert "block: FSDP brings" in found[0][1] and "elements where its parameters come to" in found[0][1]
+        assert "block: FSDP's buffer has" in found[0][1] and "elements, its parameters have" in found[0][1]
 
 
 def taken_in_the_order_of_names(spec, ranks, policy):

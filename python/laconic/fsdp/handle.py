@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The handle of a sharded model: what FSDP2 changes of state, reports and the end."""
+"""The handle of a sharded model: state, reports and close() under FSDP2."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..exchange.state import check_fields, check_seal, of_one_rank, sealed, unse
 from .layout import Unit
 from .replicas import Shards
 
-_PLACE = "@*"  #: of a rule: whatever the shard
+_PLACE = "@*"  #: end of a rule's pattern: any position
 
 
 class OwnShards(Parameters):
-    """This rank's shards of a model's parameters. `ours`: (name@place, DTensor), in the order of units; a rank may have no row of one."""
+    """This rank's shards of a model's parameters. `ours`: (name@position, DTensor), in the order of units; a shard may be empty."""
 
     def __init__(self, units: list[Unit], dtypes):
         self._all_cut = any(place for unit in units for place in unit.places)
@@ -64,7 +64,7 @@ class OpenedShards(Opened):
         return self.rank == 0 and self.shards.first
 
     def rules_of(self, rules) -> list[dict]:
-        """They match names without a place."""
+        """Rules match names without position."""
         rules = super().rules_of(rules)
         if not any("@" in name for name, _ in self.parameters.ours):
             return rules
@@ -77,12 +77,12 @@ class OpenedShards(Opened):
 
 
 class ShardedHandle(Handle):
-    """What `laconic.attach` gives for a model of FSDP2. Its state is that of this rank's shards; `close` lets FSDP all-reduce by itself again,
-    where it has before."""
+    """What `laconic.attach` returns for a model of FSDP2. Its state belongs to this rank's shards; `close` restores FSDP's own all-reduce if the
+    model's mesh has replicas."""
 
     @property
     def parameters(self) -> list:
-        """Names and this rank's shards of what is exchanged here, in the order of saved state."""
+        """(name, shard) of this rank's exchanged parameters, in the order of saved state."""
         return self._opened.parameters.local
 
     @property
@@ -101,13 +101,13 @@ class ShardedHandle(Handle):
                 "overlap": {"overlapped": hook.overlapped, "inline": sum(hook.inline.values()), "why": dict(hook.inline)}}
 
     def state_dict(self) -> dict:
-        """The state of this rank's shards, from which it continues bit for bit. Residuals differ between ranks: save one state per rank. The
-        fields are those of a DDP model's state, without "layout"."""
+        """The state of this rank's shards; a resumed run equals an uninterrupted one bit for bit. Residuals differ between ranks: save one state
+        per rank. Fields are those of a DDP model's state, without "layout"."""
         with self.steps.between("state_dict"):
             return sealed(self.worker.state_dict())
 
     def prepare(self, state: dict):
-        """Checks a saved state as load_state_dict does and changes nothing; gives a call that loads it and cannot fail."""
+        """Checks a saved state as load_state_dict does and changes nothing; returns a call that loads it and cannot fail."""
         check_fields("it", state, {"version", "header", "step", "tensors"}, {"rates"})
         own = unsealed(state)
         if self._opened.world == 1:
@@ -126,7 +126,7 @@ class ShardedHandle(Handle):
         return continues
 
     def _of_another(self, error: LaconicError, state: dict) -> LaconicError:
-        """The refusal of another shard's state, by name."""
+        """The error for another shard's state, with a parameter's name."""
         tensors = state["tensors"] if isinstance(state["tensors"], dict) else {}
         saved = [key.removeprefix("residual/") for key in tensors if isinstance(key, str) and key.startswith("residual/")]
         own = set(self.worker.session.names)
@@ -136,9 +136,9 @@ class ShardedHandle(Handle):
         bare = strange.partition("@")[0]
         here = next((name for name in own if name.partition("@")[0] == bare), None)
         if here is None:
-            return errors.error("state_model", f"{error.message}: the state has {strange}, which this model has not", error.hint)
+            return errors.error("state_model", f"{error.message}: the state has {strange}, which this model does not have", error.hint)
         return errors.error("state_model", f"the state is of another shard: it has {strange}, this rank holds {here}",
-                            "load on every rank what state_dict() gave on that rank, with as many shards")
+                            "load on every rank what state_dict() returned on that rank, with the same number of shards")
 
     def close(self) -> None:
         super().close()

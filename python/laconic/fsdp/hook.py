@@ -26,7 +26,7 @@ _NO_LAYOUT = Layout((), (), 0)
 
 
 class End:
-    """What torch calls at the end of a backward(), and alone holds: when it has gone and was not called, that backward() has failed halfway."""
+    """The callback at the end of a backward(). Only torch holds it: if it is freed without being called, that backward() failed halfway."""
 
     def __init__(self, end):
         self._end, self._last = end, False
@@ -36,19 +36,19 @@ class End:
         if self._last:
             self._end()
             return
-        self._last = True  # after what others have queued meanwhile, FSDP's own ends of backward() among them
+        self._last = True  # after callbacks that were queued meanwhile, such as FSDP's own
         torch.autograd.Variable._execution_engine.queue_callback(self)  # noqa: SLF001
 
 
 class Backward:
-    """What is under way in one. `outside`: it is finalized by hand, when torch has none under way."""
+    """State of one backward(). `outside`: the user calls finalize_backward() after torch's backward() has ended."""
 
     def __init__(self, end):
         self.outside = backward_running() < 0
         self._end = None if self.outside else weakref.ref(End(end))
-        self.exchanges = False  #: it is a step
-        self.units: list[int] = []  #: in the order in which they came
-        self.waits: list = []  #: calls that return when a mean is there, or give why it did not come
+        self.exchanges = False  #: a group was exchanged, so it is a step
+        self.units: list[int] = []  #: in the order of reduction
+        self.waits: list = []  #: calls that wait for a mean and return the error, if any
         self.landings: list[Landing] = []
         self.zeroed: list = []  #: parameters whose gradient is zeros until the end of backward()
         self.hidden: list = []  #: (parameter, its post-accumulate-grad hooks), not called in this backward()
@@ -59,7 +59,7 @@ class Backward:
         return backward_running() >= 0 if self.outside else self._end() is None
 
     def fail(self, error: LaconicError | None) -> None:
-        """Held back to the end."""
+        """The first error is raised at the end of backward()."""
         self.failure = self.failure or error
 
     def restore(self) -> None:
@@ -71,14 +71,14 @@ class Backward:
 
 
 class Sums:
-    """The all-reduce of the replicas' own group, in which no worker takes part, but that it counts them and hears of a failure."""
+    """The all-reduce by the replicas' own process group. The worker only counts it and records a failure."""
 
     def __init__(self, opened: Opened):
         self._group, self._world, self._worker = opened.group, opened.world, opened.worker
 
     def begin(self, layout, buffer: torch.Tensor, mean: bool, shards: int, observed: bool):
-        """The call that waits for it. The operations are those of FSDP's own all-reduce: of 16-bit floats that could overflow, a part of the
-        division comes before the sum. `shards`: what they were divided by already."""
+        """Starts it and returns the call that waits. Operations are those of FSDP's own all-reduce: float16, which could overflow, is partly
+        divided before the sum. `shards`: the divisor already applied."""
         worker, step, issued = self._worker, self._worker.step, time.perf_counter()
         averages = mean and buffer.dtype in (torch.float32, torch.bfloat16)
         after = 1.0
@@ -117,27 +117,26 @@ def _before_sum(factor: int) -> int:
 
 
 class Hook:
-    """Takes the reduced shards of a model's parameter groups and submits each to the worker, or sums it in the replicas' own group.
+    """Submits the reduced shards of a model's parameter groups to the worker, or sums them in the replicas' own group.
 
-    A mean is waited for at the end of backward(), or where FSDP does something with it at once, in the hook. What fails is raised at the
-    end of backward(), on all ranks.
+    Waits for means at the end of backward(); in the hook if FSDP uses them at once. Errors are raised at the end of backward(), on all ranks.
     """
 
     def __init__(self, units: list[Unit], shards: Shards, reduce: str | None, reset, opened: Opened, settings: Settings, steps: Steps):
-        """`reset()`: FSDP's own, after a failure."""
+        """`reset()`: resets FSDP after a failure."""
         self.units, self.shards, self._reduce, self._reset_fsdp = units, shards, reduce, reset
         self._opened, self._worker, self._settings, self._steps = opened, opened.worker, settings, steps
         self._sums = Sums(opened)
         self._backward: Backward | None = None
-        self._kept: dict[int, torch.Tensor] = {}  # of a unit: what earlier micro-batches have brought
-        self._direct = True  # all exchanges of the last step were sums of the replicas' group
-        self._tells = False  # an exchange of this step that the group would sum carries the ranks' reports
+        self._kept: dict[int, torch.Tensor] = {}  # unit number -> sum of earlier micro-batches
+        self._direct = True  # the replicas' group summed every exchange of the last step
+        self._tells = False  # the next exchange that the group could sum goes through the worker, which adds the ranks' reports
         self.overlapped, self.inline = 0, collections.Counter()
 
     # ---- in backward ------------------------------------------------------------------------------------------------------------
 
     def reduce(self, unit: Unit, buffer: torch.Tensor) -> None:
-        """Called by FSDP with a group's gradients, reduced over its shards, in place of which the mean over the replicas will be."""
+        """Called by FSDP with a group's gradients after the reduce-scatter; replaces them with the mean over the replicas."""
         self._worker.commands.check_open()
         backward = self._under_way()
         if not unit.sums_now:
@@ -161,7 +160,7 @@ class Hook:
         return self._backward
 
     def _abandon(self) -> None:
-        """An earlier backward() has failed halfway. What it has submitted goes out; what it has kept is lost with it."""
+        """Ends an earlier backward() that failed halfway: its exchanges are completed, its kept shards are dropped."""
         backward, self._backward = self._backward, None
         backward.restore()
         self._kept.clear()
@@ -201,7 +200,7 @@ class Hook:
             except LaconicError as error:
                 failure, layout = error, unit.any_layout()
                 backward.fail(error)
-            if layout is None or not layout.parameters:  # no replica of this shard has a row
+            if layout is None or not layout.parameters:  # this shard is empty on every replica
                 return
         wait = self._begin(unit, layout, buffer, failure, inline=bool(why))
         if not why:
@@ -210,12 +209,12 @@ class Hook:
             return
         self.inline[why] += 1
         error = wait()
-        if error is not None:  # what fails is in the residuals: nobody is to take it for a mean
+        if error is not None:  # the residuals have what was not sent; it must not be used as a mean
             buffer.zero_()
         backward.fail(error)
 
     def _begin(self, unit: Unit, layout, buffer: torch.Tensor, failure: LaconicError | None, inline: bool):
-        """The call that waits for the mean."""
+        """Starts the exchange and returns the call that waits for the mean."""
         worker, settings = self._worker, self._settings
         mean = not unit.divides if self._reduce is None else self._reduce == "mean"
         plain = layout.direct or worker.step < self._opened.warmup or buffer.dtype not in DTYPES
@@ -246,9 +245,9 @@ class Hook:
     # ---- the end of backward ----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """After FSDP's own end of backward(). Raises what has failed on any rank of this replica, or of this rank's replicas."""
+        """Runs after FSDP's own callback. Raises the error of any rank of this replica, or of any replica of this shard."""
         backward, self._backward = self._backward, None
-        if backward is None:  # given up meanwhile
+        if backward is None:  # abandoned meanwhile
             return
         backward.restore()
         if not backward.exchanges:
@@ -263,7 +262,7 @@ class Hook:
             raise failure
 
     def end_outside(self) -> None:
-        """The end of a call that finalizes backward() by hand."""
+        """After the user's finalize_backward()."""
         if self._backward is not None and self._backward.outside:
             self.end()
 
@@ -278,51 +277,51 @@ class Hook:
             self._steps.end()
 
     def _landed(self, backward: Backward, failure: LaconicError | None) -> LaconicError | None:
-        """In steps that have layouts which no step has had before: whether every rank's gradients are where they were taken to be."""
+        """In the first step of a layout: checks on every rank that gradients are where the layout has them."""
         if self._worker.broken is not None:
             return failure
         wrong = next((name for landing in backward.landings for name in [landing.wrong()] if name), "") if failure is None else ""
         try:
-            said = self._worker.gather_texts(wrong)
+            reported = self._worker.gather_texts(wrong)
         except LaconicError as error:
             return failure or error
-        rank = next((r for r, name in enumerate(said) if name), None)
+        rank = next((r for r, name in enumerate(reported) if name), None)
         if rank is not None and failure is None:
             place = dist.get_process_group_ranks(self._opened.group)[rank]
-            return errors.error("unsupported", f"rank {place}: the gradient of {said[rank]} is not where FSDP of torch {torch.__version__} was taken "
+            return errors.error("unsupported", f"rank {place}: the gradient of {reported[rank]} is not where FSDP of torch {torch.__version__} was taken "
                                 "to put it: nothing of this step may be used", "train without laconic, and please report it")
         for landing in backward.landings if failure is None else ():
             landing.passed()
         return failure
 
     def _with_order(self, backward: Backward) -> LaconicError:
-        """Replicas that run modules in another order exchange other bundles than they expect: which modules, is said here."""
+        """Replaces the error of mismatched bundles by one that names the modules, if replicas ran them in different orders."""
         failure = backward.failure
         if self._worker.broken is not None or failure.name not in ("ranks_disagree", "exchange_order", "frame_count", "peer_failed"):
             return failure
         try:
-            said = self._worker.gather_texts(",".join(map(str, backward.units)))
+            reported = self._worker.gather_texts(",".join(map(str, backward.units)))
         except LaconicError:
             return failure
         orders = [[int(number) for number in text.rpartition(",")[0].split(",") if number] if len(text) >= 499 else
-                  [int(number) for number in text.split(",") if number] for text in said]
+                  [int(number) for number in text.split(",") if number] for text in reported]
         ranks = dist.get_process_group_ranks(self._opened.group)
         for rank, order in enumerate(orders):
             at = next((i for i, (a, b) in enumerate(zip(orders[0], order)) if a != b), None)
             if at is not None:
                 a, b = (self.units[some[at]].module for some in (orders[0], order))
                 return errors.error("ranks_disagree", f"replicas ran modules in another order: rank {ranks[0]} reduced {a} where rank {ranks[rank]} "
-                                    f"reduced {b}", "every replica runs the same modules in the same order")
+                                    f"reduced {b}", "run the same modules in the same order on every replica")
         return failure
 
     def _reset(self) -> None:
-        """FSDP can begin the next forward."""
+        """Makes FSDP ready for the next forward."""
         self._kept.clear()
         for unit in self.units:
             unit.drop_gradients()
         self._reset_fsdp()
 
-    # ---- what the handle asks ---------------------------------------------------------------------------------------------------
+    # ---- for the handle ---------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Whether FSDP has put the gradients of a group where its layout says."""
+"""Checks that FSDP put a group's gradients where its layout has them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 class Landing:
-    """The first gradients of one layout. Made in the hook; `wrong` is asked at the end of backward()."""
+    """Check of the first gradients of a layout. Created in the hook; `wrong` is called at the end of backward()."""
 
     def __init__(self, unit, key: tuple, layout, buffer: torch.Tensor):
         self._unit, self._key, self._buffer = unit, key, buffer
@@ -25,7 +25,7 @@ class Landing:
                 self._watch(i, p)
 
     def _watch(self, i: int, p: torch.Tensor) -> None:
-        """Before the hooks that may take the gradient away."""
+        """Looks before hooks that may consume the gradient."""
         def look(p) -> None:
             self._look(i, p)
 
@@ -48,7 +48,7 @@ class Landing:
             self._wrong = self._unit.names[i]
 
     def wrong(self) -> str:
-        """The first parameter whose gradient lies, or is, elsewhere; empty: none."""
+        """The first parameter whose gradient has another position or value; empty: none."""
         watched = {i for i, _ in self._watching}
         for _, handle in self._watching:
             handle.remove()

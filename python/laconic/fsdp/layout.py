@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What FSDP2 has where: its parameter groups, what lies where in the buffer of each, and who holds the same shards.
+"""FSDP2's parameter groups: the layout of their buffers, and which ranks hold the same shards.
 
 Every private name of torch that sharded training needs is in this file, and `units_of` probes for each of them.
 
@@ -10,16 +10,16 @@ Every private name of torch that sharded training needs is in this file, and `un
 | `fsdp_params`, `modules` | group | its parameters, children's before parents', and its modules |
 | `mesh_info`, `post_forward_mesh_info` | group | whether it all-reduces; replaced by that of FSDP alone, then the hook is the all-reduce |
 | `_all_reduce_hook` | group | the hook; the public setter refuses a module of two groups |
-| `all_reduce_grads` | group | what `set_requires_all_reduce` has set |
+| `all_reduce_grads` | group | the value of `set_requires_all_reduce` |
 | `gradient_divide_factor`, `force_sum_reduction_for_comms` | group | whether the sum is divided after the hook |
-| `device` | group | where the buffer lies |
+| `device` | group | the buffer's device |
 | `_reduce_scatter_param_indices` | group | the order in the buffer, from torch 2.15 on; before, that of `fsdp_params` |
 | `sharded_param`, `sharded_size`, `padded_sharded_param_size` | parameter | the shard, its shape, its size in the buffer |
 | `_module_info` | parameter | its module and its name there |
 | `offload_to_cpu` | parameter | its gradient is copied after the hook |
 | `sharded_grad_dtype` | parameter | the gradient's type, from torch 2.15 on; before, that of the shard |
 | `mp_policy` | parameter | the type that gradients are reduced in |
-| `_post_accumulate_grad_hooks` | tensor | an optimizer that steps inside of backward |
+| `_post_accumulate_grad_hooks` | tensor | an optimizer that steps in backward; hidden while a shard is kept |
 | `_current_graph_task_id` | torch._C | which backward runs, -1: none |
 | `FSDPMeshInfo`, `DataParallelMeshInfo` | _fsdp_common | the mesh info of FSDP alone |
 | `finalize_backward` | state | the end of a backward that is finalized by hand, from torch 2.15 on |
@@ -48,7 +48,7 @@ _COMMON = "torch.distributed.fsdp._fully_shard._fsdp_common"
 
 def unknown(name: str) -> LaconicError:
     return errors.error("unsupported", f"FSDP2 of torch {torch.__version__} is laid out in a way that this version does not know (no {name})",
-                        "torch 2.13 is known to have all that is needed; take it, or train without laconic")
+                        "use torch 2.13, which has all the names, or train without laconic")
 
 
 def _probe(thing, *wanted: str) -> None:
@@ -63,12 +63,12 @@ def is_sharded(module) -> bool:
 
 
 def is_replicated(module) -> bool:
-    """By replicate(): there is no shard axis."""
+    """Whether replicate() was applied: there is no shard axis."""
     return any(base.__name__ == "ReplicateModule" for base in type(module).__mro__)
 
 
 def backward_running() -> int:
-    """The number of the backward() that this thread is in; -1: it is in none."""
+    """Number of the backward() that runs on this thread; -1: none."""
     return torch._C._current_graph_task_id()  # noqa: SLF001
 
 
@@ -86,13 +86,13 @@ def states_of(model) -> list:
 
 
 def root_of(state):
-    """The module of a state that is the root of its model, or becomes it in the forward that begins; None: it is another's."""
+    """The module of a state that is, or becomes in this forward, the root of its model; None: another state is."""
     modules = getattr(state, "_modules", ())
     return None if getattr(state, "_is_root", None) is False or len(modules) != 1 else modules[0]
 
 
 def units_of(model) -> list[Unit]:
-    """The parameter groups of a model, each once. LaconicError where this torch lays them out in another way."""
+    """The parameter groups of a model, each once. LaconicError: this torch has another layout."""
     _probe(torch._C, "_current_graph_task_id")  # noqa: SLF001
     _mesh_infos()
     paths = {id(module): path for path, module in model.named_modules()}
@@ -119,14 +119,14 @@ def _mesh_infos():
 
 
 def place_of(parameter) -> str:
-    """Where a shard lies on every axis that it is cut along: "1/4", or "1/4,0/2"; empty where there is none."""
+    """A shard's position on every axis that it is cut along: "1/4", or "1/4,0/2"; empty if it is not cut."""
     mesh, at = parameter.device_mesh, parameter.device_mesh.get_coordinate()
     return ",".join(f"{at[i]}/{mesh.size(i)}" for i, placement in enumerate(parameter.placements) if not placement.is_replicate())
 
 
 class Unit:
-    """A parameter group. `number`: among the model's, the same on all ranks; `names`, `places`, `indices`: of its parameters, the last among
-    those that are exchanged (None: it is not). It is held by the group's hook, and holds no group."""
+    """A parameter group. `number`: its index in the model, the same on all ranks. `names`, `places`, `indices`: per parameter; indices count
+    exchanged parameters (None: not exchanged). The group's hook holds the unit, which holds the group weakly."""
 
     def __init__(self, group, number: int, paths: dict[int, str]):
         self._group = weakref.ref(group)
@@ -138,10 +138,10 @@ class Unit:
         self.indices: list[int | None] = [None] * len(infos)
         self.before = group.mesh_info, group.post_forward_mesh_info  #: of FSDP's own
         self.layouts: dict[tuple, Layout] = {}
-        self.checked: set[tuple] = set()  #: layouts whose gradients were seen where they belong
+        self.checked: set[tuple] = set()  #: layouts whose gradients have been checked
         self.hook = None
 
-    # ---- who holds what ---------------------------------------------------------------------------------------------------------
+    # ---- ranks and shards ---------------------------------------------------------------------------------------------------------
 
     @property
     def parameters(self) -> list:
@@ -153,16 +153,16 @@ class Unit:
 
     @property
     def native(self):
-        """The group of the replicas that FSDP all-reduces over by itself; None: it does not."""
+        """The process group of FSDP's own all-reduce over replicas; None: it has none."""
         return getattr(self.before[0], "replicate_process_group", None)
 
     @property
     def shards(self) -> int:
-        """Over how many ranks FSDP reduces its gradients before the hook."""
+        """Number of ranks of FSDP's reduce-scatter."""
         return getattr(self.before[0], "shard_mesh_size", 1)
 
     def other_groups(self, replicas: list[int]) -> list:
-        """Process groups of the axes along which the other ranks of a replica lie."""
+        """Process groups of a replica's axes."""
         listed = [getattr(self.before[0], "shard_process_group", None)]
         for p in self.parameters:
             mesh = p.sharded_param.device_mesh
@@ -170,17 +170,17 @@ class Unit:
         return [g for g in listed if g is not None and dist.get_world_size(g) > 1 and dist.get_process_group_ranks(g) != replicas]
 
     def reduce_dtype(self, parameter) -> torch.dtype:
-        """What its gradients are probably reduced in."""
+        """The type in which its gradients are expected to be reduced."""
         policy, p = parameter.mp_policy, parameter.sharded_param
         return policy.reduce_dtype or policy.param_dtype or p.dtype
 
     @property
     def other_hook(self):
-        """The hook that the group has."""
+        """The group's present hook."""
         return self._group()._all_reduce_hook  # noqa: SLF001
 
     def adopt(self, hook, infos: dict) -> None:
-        """From now on the hook is the all-reduce. `infos`: of the model's groups, those of FSDP alone by the id of those before."""
+        """Makes the hook the all-reduce. `infos`: cache for the model, from the id of a mesh info to that of FSDP alone."""
         group, (own, post) = self._group(), self.before
         self.hook = hook
         if self.native is not None:
@@ -195,11 +195,11 @@ class Unit:
 
     @property
     def closed(self) -> bool:
-        """Its handle was closed."""
+        """Whether its handle was closed."""
         return self.hook is not None and self.hook.closed
 
     def give_back(self) -> None:
-        """FSDP all-reduces by itself again. Where it never has, the hook stays, and refuses."""
+        """Restores FSDP's own all-reduce. On a 1-D mesh, which has none, the hook stays and raises an error."""
         group = self._group()
         if group is None or self.native is None or group._all_reduce_hook != self.on_buffer:  # noqa: SLF001
             return
@@ -215,17 +215,16 @@ class Unit:
 
     @property
     def sums_now(self) -> bool:
-        """False: a micro-batch whose gradients wait for the next one."""
+        """False: a micro-batch whose shards are kept for the next one."""
         return self._group().all_reduce_grads
 
     @property
     def divides(self) -> bool:
-        """set_gradient_divide_factor was called, so replicas are summed."""
+        """Whether set_gradient_divide_factor was called: replicas are summed."""
         return self._group().gradient_divide_factor is not None
 
     def inline(self, buffer: torch.Tensor) -> str:
-        """Why the mean has to be there when the hook returns; empty: the gradients are views of the buffer, and nobody looks at them before
-        the end of backward()."""
+        """Why the hook has to wait for the mean; empty: gradients are views of the buffer, and are not read before the end of backward()."""
         group = self._group()
         if buffer.dtype not in (torch.float32, torch.bfloat16) or group.force_sum_reduction_for_comms:
             return "it is divided after the exchange"
@@ -242,7 +241,7 @@ class Unit:
         return ""
 
     def present(self) -> list:
-        """Its parameters that are in the buffer now, in the buffer's order."""
+        """Its parameters in the present buffer, in the buffer's order."""
         return [self.parameters[i] for i in self._present()]
 
     def _present(self) -> tuple[int, ...]:
@@ -251,23 +250,23 @@ class Unit:
         return tuple(i for i in order if group.fsdp_params[i].sharded_param.requires_grad)
 
     def layout(self, elements: int, direct) -> tuple[tuple, Layout]:
-        """The layout of a buffer of `elements` elements, with gaps for padding. direct(indices): sums of the replicas' own group do. LaconicError if the
-        buffer has another length than FSDP's own lengths come to."""
+        """The layout of a buffer of `elements` elements, with gaps for padding. direct(indices): whether the replicas' own group sums them.
+        LaconicError: the buffer's length is not the sum of FSDP's own lengths."""
         key = self._present()
         layout = self.layouts.get(key)
         if layout is None:
             layout = self.layouts[key] = self._new(key, direct)
         if layout.elements != elements:
-            raise errors.error("unsupported", f"{self.module}: FSDP brings {elements} elements where its parameters come to {layout.elements}",
+            raise errors.error("unsupported", f"{self.module}: FSDP's buffer has {elements} elements, its parameters have {layout.elements}",
                                "give every parameter a gradient in every backward; please report it if each has one")
         return key, layout
 
     def any_layout(self) -> Layout | None:
-        """One of the group's, where the buffer is another: for an exchange in which this rank says what is wrong."""
+        """A layout for the exchange that reports this rank's error, if the buffer has none."""
         return next(iter(self.layouts.values()), None)
 
     def drop_gradients(self) -> None:
-        """Of a step that has failed: nobody is to step with them."""
+        """After a failed step, so that no optimizer uses them."""
         for parameter in self.parameters if self._group() is not None else ():
             parameter.sharded_param.grad = None
 
@@ -286,7 +285,7 @@ class Unit:
 
 
 def resetter(model):
-    """A call that readies FSDP for the next forward after a failure, where torch can. It holds no model."""
+    """A call that resets FSDP after a failure, if this torch can. It does not keep the model alive."""
     ours = weakref.ref(model)
 
     def reset() -> None:
@@ -298,7 +297,7 @@ def resetter(model):
 
 
 def at_finalize(model, call) -> None:
-    """`call()` after a backward() that is finalized by hand, from torch 2.15 on."""
+    """Calls `call()` after finalize_backward(), which torch has from 2.15 on."""
     for state in states_of(model):
         original = getattr(state, "finalize_backward", None)
         if original is None:
@@ -312,7 +311,7 @@ def at_finalize(model, call) -> None:
 
 
 def alone(info):
-    """The mesh info of FSDP without replicas, or of one rank alone, on the same mesh."""
+    """The mesh info without replicas, or without shards and replicas, on the same mesh."""
     sharded, plain = _mesh_infos()
     cuts = info.shard_mesh_dim is not None
     fields = {f.name: getattr(info, f.name) for f in dataclasses.fields(sharded if cuts else plain) if f.init}

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The ranks that hold the same shard, which exchange gradients, and the other ranks of a replica, which learn whether that has failed."""
+"""The ranks that hold the same shard and exchange gradients, and the other ranks of a replica, to which failures are reported."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def replicas_of(units: list, replicate):
     """The process group of the replicas, and the units whose gradients they exchange. `replicate`: that of laconic.attach."""
     native = [unit for unit in units if unit.native is not None]
     if native and replicate is not None:
-        raise errors.error("invalid_argument", "replicate= was given, and the model's own mesh has replicas", "leave it out: they are taken from the mesh")
+        raise errors.error("invalid_argument", "replicate= was given, and the model's own mesh has replicas", "omit it: the replicas are taken from the mesh")
     if not native and replicate is None:
-        raise errors.error("unsupported", "the model is sharded over a 1-D mesh, which does not tell the replicas apart", _TWO_LINES)
+        raise errors.error("unsupported", "the model is sharded over a 1-D mesh, which does not identify the replicas", _TWO_LINES)
     if not native:
         return _group_of(replicate), units
     ranks = [dist.get_process_group_ranks(unit.native) for unit in native]
     other = next((i for i, some in enumerate(ranks) if some != ranks[0]), None)
     if other is not None:
         raise errors.error("unsupported", f"{native[0].module} has replicas on ranks {listed(ranks[0])}, {native[other].module} on ranks "
-                           f"{listed(ranks[other])}", "give all parameters of a model the same replicas")
+                           f"{listed(ranks[other])}", "use the same replicas for all parameters of a model")
     return native[0].native, native
 
 
@@ -41,24 +41,24 @@ def _group_of(replicate):
     if not isinstance(replicate, dist.ProcessGroup):
         raise errors.error("invalid_argument", f"replicate= is {replicate!r}"[:200], "a DeviceMesh of one dimension, or a ProcessGroup")
     if dist.get_rank(replicate) < 0:
-        raise errors.error("invalid_argument", "replicate= is a group that this rank is not in", "the group of the ranks that hold the same shards as this one")
+        raise errors.error("invalid_argument", "replicate= is a group without this rank", "pass the group of the ranks that hold the same shards as this one")
     return replicate
 
 
 class Shards:
-    """The other ranks of a replica, along every axis that is not replicated: a word goes round one axis after the other, and has reached all
-    of them then."""
+    """The other ranks of a replica. Messages are exchanged along one axis after the other, every axis that is not replicated; then they have
+    reached all ranks."""
 
     def __init__(self, units: list, replicas):
         self.replicas = replicas
         ranks = dist.get_process_group_ranks(replicas)
         found = {tuple(dist.get_process_group_ranks(g)): g for unit in units for g in unit.other_groups(ranks)}
         self._axes = list(found.values())
-        self._lines = self._axes  # over which bytes on the host travel
+        self._lines = self._axes  # the groups for host tensors
 
     @property
     def first(self) -> bool:
-        """This rank is the first on every axis, and speaks for its replica."""
+        """Whether this rank is the first on every axis; it logs for its replica."""
         return all(dist.get_rank(g) == 0 for g in self._axes)
 
     @property
@@ -71,36 +71,36 @@ class Shards:
 
     # ---- attach -----------------------------------------------------------------------------------------------------------------
 
-    def meet(self, word: str, place: str, backend: str | None) -> tuple[str, Meeting]:
-        """Every rank learns of another word than its own, whatever its shard, before any collective: the word that all have then, and the
-        meeting of the replicas, who have to have the same `place`."""
+    def meet(self, message: str, place: str, backend: str | None) -> tuple[str, Meeting]:
+        """Agrees on one message over all shards and replicas, before any collective. Returns that message and the meeting of the replicas, which
+        must have the same `place`."""
         lines = []
         for group in self._axes:
-            meeting = Meeting(group, word)
-            word = _merged(dist.get_process_group_ranks(group), meeting.words)
-            lines.append(group if backend is None or word else Sibling(group, meeting, backend=backend).group)
+            meeting = Meeting(group, message)
+            message = _merged(dist.get_process_group_ranks(group), meeting.words)
+            lines.append(group if backend is None or message else Sibling(group, meeting, backend=backend).group)
         self._lines = lines
-        meeting = Meeting(self.replicas, word or f"@{place}", shared_of(self.replicas))
+        meeting = Meeting(self.replicas, message or f"@{place}", shared_of(self.replicas))
         ranks = dist.get_process_group_ranks(self.replicas)
-        if any(said[:1] != "@" for said in meeting.words):
-            return _merged(ranks, ["" if said[:1] == "@" else said for said in meeting.words]), meeting
-        other = next((r for r, said in enumerate(meeting.words) if said != meeting.words[0]), None)
+        if any(text[:1] != "@" for text in meeting.words):
+            return _merged(ranks, ["" if text[:1] == "@" else text for text in meeting.words]), meeting
+        other = next((r for r, text in enumerate(meeting.words) if text != meeting.words[0]), None)
         if other is not None:
             return (f"replicate= has ranks of other shards: rank {ranks[0]} holds {meeting.words[0][1:] or 'all'}, rank {ranks[other]} "
                     f"{meeting.words[other][1:] or 'all'}"), meeting
         return "", meeting
 
-    def told(self, word: str) -> str:
-        """The first word that a rank of this replica says, in the store."""
+    def reported(self, message: str) -> str:
+        """The first message that a rank of this replica reports, through the store."""
         for group in self._axes:
-            word = _merged(dist.get_process_group_ranks(group), Meeting(group, word).words)
-        return word
+            message = _merged(dist.get_process_group_ranks(group), Meeting(group, message).words)
+        return message
 
     # ---- training ---------------------------------------------------------------------------------------------------------------
 
     def agree(self, failure: LaconicError | None) -> LaconicError | None:
-        """At the end of a backward(): this rank's failure, or that of another shard. One byte on each axis; without it the other shards would
-        begin the next step, and wait there for this one."""
+        """At the end of backward(): this rank's failure, or that of another shard. Exchanges one byte on each axis; without it the other shards
+        would start the next step and wait there for this rank."""
         for line in self._lines:
             try:
                 failure = _agreed(line, failure)
@@ -116,18 +116,18 @@ def _agreed(line, failure: LaconicError | None) -> LaconicError | None:
         return None
     text = b"" if failure is None else str(failure).encode()[:_TEXT]
     own = torch.frombuffer(bytearray(text.ljust(_TEXT, b"\0")), dtype=torch.uint8)
-    said = [torch.empty_like(own) for _ in range(dist.get_world_size(line))]
-    dist.all_gather(said, own, group=line)
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(line))]
+    dist.all_gather(gathered, own, group=line)
     if failure is not None:
         return failure
-    texts = [bytes(some.tolist()).rstrip(b"\0").decode(errors="replace") for some in said]
+    texts = [bytes(some.tolist()).rstrip(b"\0").decode(errors="replace") for some in gathered]
     rank = next((r for r, some in enumerate(texts) if some), 0)
     return errors.error("peer_failed", f"another shard of this replica has failed, on rank {dist.get_process_group_ranks(line)[rank]}: {texts[rank]}",
-                        "its gradients of this step are lost; the next step begins as any other, unless the engine has failed")
+                        "gradients of this step are lost; training can continue with the next step, unless the engine has failed")
 
 
 def _merged(ranks: list[int], words: list[str]) -> str:
-    """The word of all of them; where they differ, the first refusal."""
+    """The message of all of them; the first error if they differ."""
     if len(set(words)) == 1:
         return words[0]
-    return next((said for said in words if said and said != DISABLED), "") or disabled_on(ranks, words)
+    return next((text for text in words if text and text != DISABLED), "") or disabled_on(ranks, words)
