@@ -117,7 +117,7 @@ def sums_of_changes(spec, rounds=20, failing=None, **options):
                 assert failing is not None and number == failing[1]
             assert all(torch.equal(p, a) for p, a in zip(model.parameters(), outer.anchor.values()))
         moved = {name: before[name] - a.double() for name, a in outer.anchor.items()}
-        return changed, moved, outer.state_dict()["session"]["tensors"], outer.stats()
+        return changed, moved, outer.state_dict()["fragments"][0]["session"]["tensors"], outer.stats()
 
 
 def resumed_at(stops, steps, every, **options):

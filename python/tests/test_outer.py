@@ -151,12 +151,13 @@ def _refused_states():
     state, said = outer.state_dict(), []
     other_rank = training.gathered(state)[1 - dist.get_rank()]
     name = "first.weight"
-    for change in (lambda s: s.pop("anchor"), lambda s: s.update(version=9), lambda s: s["anchor"].pop(name), lambda s: s["anchor"].update({name: 3}),
-                   lambda s: s["anchor"][name].view(-1)[:1].fill_(float("nan")), lambda s: s["anchor"][name].view(-1)[:1].add_(1),
-                   lambda s: s["counts"].update(rounds=-1), lambda s: s["counts"].update(exposed_seconds="long"), lambda s: s.update(session=None),
-                   lambda s: s.update(session=other_rank["session"]), lambda s: s.update(outer={}), lambda s: s["anchor"].update({name: torch.zeros(2)})):
+    for change in (lambda s, f: f.pop("anchor"), lambda s, f: s.update(version=9), lambda s, f: f["anchor"].pop(name), lambda s, f: f["anchor"].update({name: 3}),
+                   lambda s, f: f["anchor"][name].view(-1)[:1].fill_(float("nan")), lambda s, f: f["anchor"][name].view(-1)[:1].add_(1),
+                   lambda s, f: s["counts"].update(rounds=-1), lambda s, f: s["counts"].update(exposed_seconds="long"), lambda s, f: f.update(session=None),
+                   lambda s, f: f.update(session=other_rank["fragments"][0]["session"]), lambda s, f: f.update(outer={}),
+                   lambda s, f: f["anchor"].update({name: torch.zeros(2)}), lambda s, f: s["fragments"].append(f), lambda s, f: f.update(last="first")):
         damaged = copy.deepcopy(state)
-        change(damaged)
+        change(damaged, damaged["fragments"][0])
         with pytest.raises(laconic.LaconicError) as error:
             outer.load_state_dict(damaged)
         said.append(error.value.name)
@@ -169,7 +170,7 @@ def _refused_states():
 def test_states_of_others_and_damaged_ones_are_refused_whole(pools):
     for said, same in pools(2).run(_refused_states):
         assert same and said == ["state_corrupt", "state_version", "state_model", "state_corrupt", "state_corrupt", "state_corrupt", "state_corrupt",
-                                 "state_corrupt", "state_world", "state_rank", "state_corrupt", "state_model"]
+                                 "state_corrupt", "state_world", "state_rank", "state_spec", "state_model", "state_model", "state_corrupt"]
 
 
 # ---- parameters of a narrower type, buffers, devices ----------------------------------------------------------------------------------------

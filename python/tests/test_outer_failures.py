@@ -42,25 +42,25 @@ def _dies(spec, phase):
 
     if dist.get_rank() == VICTIM:
         if phase == "taken":
-            outer._exchange.mean = die
+            outer._exchange.begin = die
         elif phase == "sent":
             start = worker.engine.start
             worker.engine.start = lambda *arguments: (start(*arguments), die())
         elif phase == "stepped":
-            outer._fragment.step = die
+            outer._rounds.parts[0].fragment.step = die
         else:
             worker.prepare = die
     if phase == "loaded":
         outer.load_state_dict(before)
     kept = {name: a.clone() for name, a in outer.anchor.items()}
     own = {}
-    take = outer._fragment.take_change
+    take = outer._rounds.parts[0].fragment.take_change
 
     def taken():
         take()
-        own.update((name, kept[name] - p.detach()) for name, p in zip(kept, outer._fragment.parameters))
+        own.update((name, kept[name] - p.detach()) for name, p in zip(kept, outer._rounds.parts[0].fragment.parameters))
 
-    outer._fragment.take_change = taken
+    outer._rounds.parts[0].fragment.take_change = taken
     said = []
     for step in range(5, 9):
         try:
@@ -79,6 +79,7 @@ def _dies(spec, phase):
 
 def _held(state, name):
     """What a rank's residual of a parameter and what it keeps of failed rounds come to."""
+    state = state["fragments"][0]
     residual = state["session"]["tensors"].get(f"residual/{name}", torch.zeros(1))
     return residual + state["kept"].get(name, torch.zeros(1)).flatten()
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import json
 import re
 import weakref
@@ -75,8 +77,9 @@ class Alone:
 
     rank, world, all_raw, broken, opened = 0, 1, True, None, None
 
-    def mean(self, change: torch.Tensor, step: int) -> None:
-        """Is the change."""
+    def begin(self, change: torch.Tensor, step: int):
+        """The mean is the change."""
+        return lambda: None
 
     def agree(self, settings: dict) -> None:
         """With itself."""
@@ -113,10 +116,11 @@ class Alone:
 class Together:
     """Several ranks. Collective: all of them raise LaconicError, or none does."""
 
-    def __init__(self, group, meeting: Meeting, trained, options: Options, layout: Layout):
-        parameters = Parameters([(name, p) for name, p in zip(trained.names, trained.parameters)], [])
-        self.opened = Opened(parameters, group, meeting, trained.stage, _refuse_servers, options, ServerOptions(), 0)
-        self._worker, self._layout, self._group, self._stage = self.opened.worker, layout, group, trained.stage
+    def __init__(self, group, meeting: Meeting, stage, options: Options, fragment):
+        self.opened = Opened(Parameters(list(zip(fragment.names, fragment.parameters)), []), group, meeting, stage, _refuse_servers, options,
+                             ServerOptions(), 0)
+        layout = Layout(range(len(fragment.parameters)), fragment.offsets, fragment.elements)
+        self._worker, self._layout, self._group, self._stage = self.opened.worker, layout, group, stage
         self.rank, self.world = self.opened.rank, self.opened.world
         self.all_raw = self._worker.session.all_raw
         self._parts = list(_cut(self._worker, layout))
@@ -128,23 +132,30 @@ class Together:
 
     # ---- a round ------------------------------------------------------------------------------------------------------------------------
 
-    def mean(self, change: torch.Tensor, step: int) -> None:
-        """Replaces the change by its mean over all ranks, which is the same bits on each. Raises Failed, on every rank."""
+    def begin(self, change: torch.Tensor, step: int):
+        """Begins to replace the change by its mean over all ranks, which is the same bits on each. Gives a call that waits for it, and raises
+        Failed, on every rank."""
         worker = self._worker
         worker.step = step
         if worker.broken is not None:
-            raise self._failed(worker.broken)
+            return functools.partial(self._raise, self._failed(worker.broken))
         if self.all_raw and (self._stage.path == "in_place" or self._group_sums(change)):
-            self._sum_raw(change, step)
-            return
+            return self._sum_raw(change, step)
         futures = [worker.submit(layout, change[begin:end], index=index) for index, (begin, end, layout) in enumerate(self._parts)]
         worker.next_step()
-        values = [future.wait() for future in futures]
+        return functools.partial(self._wait, futures)
+
+    def _wait(self, futures) -> None:
+        values, worker = [future.wait() for future in futures], self._worker
         failures = [value for value in values if isinstance(value, LaconicError)]
         if failures:
             undelivered = [p for value, (_, _, layout) in zip(values, self._parts) if isinstance(value, LaconicError) for p in layout.parameters]
             held = {name.removeprefix("residual/") for name, _, _ in worker.session.entries()}
             raise Failed(failures[0], undelivered, [p for p in undelivered if worker.session.names[p] not in held], over=worker.broken is not None)
+
+    @staticmethod
+    def _raise(failed: Failed) -> None:
+        raise failed
 
     def _failed(self, error: LaconicError) -> Failed:
         """Nothing was delivered."""
@@ -158,18 +169,34 @@ class Together:
             return False
         return True
 
-    def _sum_raw(self, change: torch.Tensor, step: int) -> None:
+    def _sum_raw(self, change: torch.Tensor, step: int):
+        """One all-reduce: in the lane's thread, where a rank that is gone is noticed, or on the device by the caller's group."""
         worker = self._worker
         worker.counters.summed_elsewhere(change.numel(), 4 * change.numel(), 4 * change.numel())
         worker.counters.step_ended()
         change.mul_(1.0 / self.world)
+        if self._stage.path != "in_place":
+            try:
+                work = dist.all_reduce(change, group=self._group, async_op=True)
+            except RuntimeError as error:
+                return functools.partial(self._raise, self._failed(worker.exchanges.sum_failed(error, self._layout, step)))
+            return functools.partial(self._summed, step, work.wait)
+        box: concurrent.futures.Future = concurrent.futures.Future()
+
+        def task() -> None:
+            try:
+                box.set_result(worker.exchanges.agreed(_sum, worker.engine, change))
+            except BaseException as error:  # noqa: BLE001  raised by the call that waits
+                box.set_exception(error)
+
+        worker.commands.put(task)
+        return functools.partial(self._summed, step, box.result)
+
+    def _summed(self, step: int, wait) -> None:
         try:
-            if self._stage.path == "in_place":
-                worker.commands.between_jobs(_sum, worker.engine, change)
-            else:
-                dist.all_reduce(change, group=self._group)
+            wait()
         except RuntimeError as error:
-            raise self._failed(worker.exchanges.sum_failed(error, self._layout, step)) from error
+            raise self._failed(self._worker.exchanges.sum_failed(error, self._layout, step)) from error
 
     def average(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Means of these, uncompressed, as float32 on the host. Raises Failed, on every rank."""

@@ -23,18 +23,21 @@ def outer_step_keeps_gradients_local(state, bucket):  # no annotations: DDP comp
     return future
 
 
-def keep_gradients_local(ddp) -> None:
-    """Before its first backward(). LaconicError if DDP has another hook."""
-    other = other_hook(ddp)
-    if other == outer_step_keeps_gradients_local.__qualname__:
-        return
+def check_hook(ddp) -> None:
+    """LaconicError if DDP has another hook; None: there is no wrapper."""
+    other = None if ddp is None else other_hook(ddp)
     if other == laconic_hook.__qualname__:
         raise errors.error("unsupported", "laconic.attach compresses this model's gradients over the same group, and OuterStep exchanges changes of "
                            "parameters instead of gradients", "use one of the two, or give OuterStep the group between clusters: group=")
-    if other is not None:
+    if other not in (None, outer_step_keeps_gradients_local.__qualname__):
         raise errors.error("unsupported", f"this model already has a communication hook ({other})",
                            "DDP accepts one hook only, and under OuterStep gradients stay local: leave that hook out")
-    ddp.register_comm_hook(None, outer_step_keeps_gradients_local)
+
+
+def keep_gradients_local(ddp) -> None:
+    """Before its first backward(), after check_hook."""
+    if ddp is not None and other_hook(ddp) is None:
+        ddp.register_comm_hook(None, outer_step_keeps_gradients_local)
 
 
 def unwrapped(optimizer):

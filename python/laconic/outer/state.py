@@ -15,7 +15,6 @@ from ..core._checks import U64
 from ..exchange.state import check_fields, check_number, corrupt, fingerprint
 
 VERSION = 1
-_FIELDS = {"version", "counts", "anchor", "kept", "outer", "session", "fingerprint"}
 
 
 @dataclasses.dataclass
@@ -27,22 +26,32 @@ class Counts:
     dropped_rounds: int = 0  #: some rank's change was not finite
     failed_rounds: int = 0
     skipped_steps: int = 0  #: by a GradScaler, on this rank
-    last_round: int = 0  #: the inner step that the last round followed
     exchange_seconds: float = 0.0
     exposed_seconds: float = 0.0
 
 
-def saved(fragment, names: list[str], exchange, counts: Counts) -> dict:
-    state = {"version": VERSION, "counts": dataclasses.asdict(counts), "anchor": {name: a.detach().to("cpu", copy=True) for name, a in zip(names, fragment.anchors)},
-             "kept": {names[i]: values.to("cpu", copy=True) for i, values in fragment.kept.items()},
-             "outer": copy.deepcopy(fragment.rule.state_dict()), "session": exchange.state()}
+def saved(rounds) -> dict:
+    rounds.land()
+    state = {"version": VERSION, "counts": dataclasses.asdict(rounds.counts), "fragments": [_of(part) for part in rounds.parts]}
     return {**state, "fingerprint": _print(state)}
+
+
+def _of(part) -> dict:
+    fragment, flight = part.fragment, part.flight
+    return {"last": part.last, "anchor": _named(fragment, fragment.anchors), "kept": {fragment.names[i]: v.to("cpu", copy=True) for i, v in fragment.kept.items()},
+            "outer": copy.deepcopy(fragment.rule.state_dict()), "session": part.exchange.state(),
+            "flight": None if flight is None else {"taken": flight.taken, "due": flight.due, "mean": _named(fragment, fragment.changes),
+                                                   "own": _named(fragment, fragment.own)}}
+
+
+def _named(fragment, tensors) -> dict[str, torch.Tensor]:
+    return {name: values.detach().to("cpu", copy=True) for name, values in zip(fragment.names, tensors)}
 
 
 def _print(state: dict) -> str:
     """Of all that is saved: a mixture of several ranks' states has another one."""
-    tensors: list = [(f"{kind} {name}", values) for kind in ("anchor", "kept") for name, values in state[kind].items()]
-    plain = _flattened("outer", state["outer"], tensors), _flattened("session", state["session"], tensors), state["counts"], state["version"]
+    tensors: list = []
+    plain = [_flattened(key, state[key], tensors) for key in ("version", "counts", "fragments")]
     return hashlib.blake2b((json.dumps(plain, sort_keys=True) + fingerprint(tensors)).encode(), digest_size=16).hexdigest()
 
 
@@ -58,25 +67,47 @@ def _flattened(at: str, value, tensors: list):
     return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
 
 
-def prepared(state: dict, fragment, names: list[str], exchange):
-    """A call that loads the state and cannot fail, and the counters. LaconicError for anything but this rank's own."""
-    check_fields("it", state, _FIELDS)
+def prepared(state: dict, rounds):
+    """A call that loads the state and cannot fail. LaconicError for anything but this rank's own."""
+    check_fields("it", state, {"version", "counts", "fragments", "fingerprint"})
     if check_number("version", state["version"], U64) != VERSION:
         raise errors.error("state_version", f"state has version {state['version']}, this package reads {VERSION}", "load it with the version that wrote it")
     counts = _counts(state["counts"])
-    shapes = {name: anchor.shape for name, anchor in zip(names, fragment.anchors)}
-    anchors = _tensors("anchor", state["anchor"], shapes)
-    kept = _tensors("kept", state["kept"], {name: shape for name, shape in shapes.items() if name in state["kept"]} if isinstance(state["kept"], dict) else {})
-    load_session = exchange.prepare(state["session"])
+    if not isinstance(state["fragments"], list) or len(state["fragments"]) != len(rounds.parts):
+        raise errors.error("state_model", "the state has another number of fragments", "create OuterStep as the saved run did")
+    loads = [_prepared(saved, part) for saved, part in zip(state["fragments"], rounds.parts)]
     try:
         same = state["fingerprint"] == _print(state)
     except (TypeError, ValueError, AttributeError, RuntimeError):
         same = False
     if not same:
         raise corrupt("its parts were not saved together")
+
+    def load() -> None:
+        for one in loads:
+            one()
+        rounds.counts = counts
+
+    return load
+
+
+def _prepared(saved: dict, part):
+    fragment = part.fragment
+    check_fields("a fragment", saved, {"last", "anchor", "kept", "outer", "session", "flight"})
+    check_number("last", saved["last"], U64 >> 1)
+    shapes = {name: anchor.shape for name, anchor in zip(fragment.names, fragment.anchors)}
+    anchors = _tensors("anchor", saved["anchor"], shapes)
+    kept = _tensors("kept", saved["kept"], {name: shape for name, shape in shapes.items() if name in saved["kept"]} if isinstance(saved["kept"], dict) else {})
+    mean, own, flight = {}, {}, saved["flight"]
+    if flight is not None:
+        check_fields("flight", flight, {"taken", "due", "mean", "own"})
+        mean = _tensors("mean", flight["mean"], shapes, finite=False)
+        own = _tensors("own", flight["own"], shapes if fragment.own else {}, [p.dtype for p in fragment.own], finite=False)
+        flight = check_number("taken", flight["taken"], U64 >> 1), check_number("due", flight["due"], U64 >> 1)
+    load_session = part.exchange.prepare(saved["session"])
     before = copy.deepcopy(fragment.rule.state_dict())
     try:
-        fragment.rule.load_state_dict(copy.deepcopy(state["outer"]))
+        fragment.rule.load_state_dict(copy.deepcopy(saved["outer"]))
     except Exception as error:  # noqa: BLE001  torch's own refusals
         raise errors.error("state_spec", f"the state is another outer optimizer's: {type(error).__name__}: {error}", "create OuterStep as the saved run did") \
             from error
@@ -85,14 +116,11 @@ def prepared(state: dict, fragment, names: list[str], exchange):
 
     def load() -> None:
         load_session()
-        fragment.rule.load_state_dict(copy.deepcopy(state["outer"]))
-        with torch.no_grad():
-            for name, anchor in zip(names, fragment.anchors):
-                anchor.copy_(anchors[name])
-        fragment.kept = {names.index(name): values.to(fragment.anchor.device, copy=True) for name, values in kept.items()}
-        fragment.anchor_loaded()
+        fragment.rule.load_state_dict(copy.deepcopy(saved["outer"]))
+        part.load(saved["last"], flight)
+        fragment.load(anchors, kept, mean, own)
 
-    return load, counts
+    return load
 
 
 def _counts(counts) -> Counts:
@@ -107,21 +135,22 @@ def _counts(counts) -> Counts:
     return Counts(**counts)
 
 
-def _tensors(what: str, values, shapes: dict) -> dict[str, torch.Tensor]:
-    """Finite float32 tensors by name, of these shapes."""
+def _tensors(what: str, values, shapes: dict, dtypes=(), *, finite: bool = True) -> dict[str, torch.Tensor]:
+    """Tensors by name, of these shapes; float32 unless types are given."""
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise corrupt(f"{what} is not a dict of tensors by name")
     strange, missing = ([name for name in some if name not in others] for some, others in ((values, shapes), (shapes, values)))
     if strange or missing:
         told = ", ".join(filter(None, [f"the state has {strange[0]}" if strange else "", f"this model has {missing[0]}" if missing else ""]))
         raise errors.error("state_model", f"the state is another model's: {told}", "load it into the model that it was saved from")
+    kinds = dict(zip(shapes, dtypes))
     for name, saved in values.items():
-        if not isinstance(saved, torch.Tensor) or saved.dtype != torch.float32 or saved.layout != torch.strided or saved.device.type == "meta":
-            raise corrupt(f"{what} of {name} is not a tensor of float32 values")
+        if not isinstance(saved, torch.Tensor) or saved.dtype != kinds.get(name, torch.float32) or saved.layout != torch.strided or saved.device.type == "meta":
+            raise corrupt(f"{what} of {name} is not a tensor of its type")
         if saved.shape != shapes[name]:
             raise errors.error("state_model", f"{name} has the shape {tuple(saved.shape)} in the state and {tuple(shapes[name])} in this model",
                                "load it into the model that it was saved from")
-        if not bool(saved.isfinite().all()):
+        if finite and not bool(saved.isfinite().all()):
             raise corrupt(f"{what} of {name} holds a value that is not finite")
     return values
 

@@ -7,50 +7,19 @@ import contextlib
 import dataclasses
 import os
 import sys
-import time
 
 import torch
 
 from ..core import environment, errors
-from ..core._checks import U32, U64, whole
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.group import speaks_for_node
-from ..exchange.csession import PART, WINDOW, Layout, Options
+from ..exchange.csession import PART, WINDOW, Options
 from ..exchange.state import fingerprint
 from . import exchange, rules, state
 from .fragment import Fragment
-from .model import Skips, Trained, check_optimizer, group_of, keep_gradients_local
-from .state import Counts
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The arguments of an OuterStep that its rounds depend on, the same on all ranks."""
-
-    every: int
-    outer: object
-    warmup: int
-    sync_parameters: bool
-    average_buffers: bool
-    on_non_finite: str
-
-    def check(self) -> Settings:
-        whole("every", self.every, 1, U32)
-        whole("warmup", self.warmup, 0, U64 >> 1)
-        rules.checked(self.outer)
-        if self.on_non_finite not in ("raise", "skip"):
-            raise errors.error("invalid_argument", f"on_non_finite is {self.on_non_finite!r}", '"raise" or "skip"')
-        return self
-
-    def told(self) -> dict:
-        """By name, for reports and the comparison between ranks."""
-        told = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**told, "outer": rules.named(self.outer)}
-
-    def due(self, step: int) -> bool:
-        """Whether a round ends this step, the first of which is 1."""
-        return step <= self.warmup or step % self.every == 0
+from .model import Skips, Trained, check_hook, check_optimizer, group_of, keep_gradients_local
+from .rounds import Part, Rounds, Settings, cut
 
 
 class OuterStep:
@@ -70,7 +39,7 @@ class OuterStep:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, spec: str | None = None, down: str | None = None,
-                 every: int = 1, outer="average", warmup: int = 0, group=None, sync_parameters: bool = True, average_buffers: bool = False,
+                 every: int = 1, outer="average", fragments=1, delay: int = 0, alpha: float = 0.0, warmup: int = 0, group=None, sync_parameters: bool = True, average_buffers: bool = False,
                  on_non_finite: str = "raise", hook: bool = True, scaler=None, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
                  threads: int | str = "auto", window: int = WINDOW, part: int = PART, rules=None, control: str | None = None,
                  record: str | os.PathLike | None = None, quiet: bool = False, **options):
@@ -86,6 +55,11 @@ class OuterStep:
             every: optimizer steps per round.
             outer: "average", the anchor becomes the mean of the ranks' parameters; laconic.nesterov(lr, momentum), DiLoCo's rule; or a
                 function from parameters to an optimizer, which steps the anchor.
+            fragments: number F of runs of parameters, of about equal size, of which one is exchanged every every/F steps, in turn; or a list of
+                lists of modules.
+            delay: steps by which a round's mean may be late, at most every/F: it travels while training goes on. 0: optimizer.step() waits.
+            alpha: share of its own change that a rank keeps in a round: parameters = anchor + alpha * (own - anchor). Steps since the change was
+                taken, which `delay` allows, are kept in any case.
             warmup: for this many first steps, every step is followed by a round (post-local SGD).
             group: the ranks that exchange. Default: the wrapper's group, else all ranks.
             sync_parameters: True: all ranks start with rank 0's parameters and buffers. False: different parameters are an error.
@@ -102,47 +76,56 @@ class OuterStep:
             LaconicError: on every rank, if one rank cannot create it or if ranks differ.
         """
         disabled = environment.disabled()
-        settings = Settings(every, outer, warmup, bool(sync_parameters), bool(average_buffers), on_non_finite)
-        trained = fragment = meeting = refusal = own_group = None
+        settings = Settings(every, outer, fragments, delay, alpha, warmup, bool(sync_parameters), bool(average_buffers), on_non_finite)
+        meeting = refusal = own_group = None
+        pieces: list[Fragment] = []
         try:
             own_group = group_of(model, group)
             settings.check()
-            trained = Trained(model, own_group)
+            trained = self._trained = Trained(model, own_group)
             #: torch's own, inside of what frameworks wrap around it; None: several, or none was given
             self.optimizer = check_optimizer(optimizer, trained) if hook or optimizer is not None else None
-            fragment = Fragment(trained.parameters, outer)
-            if trained.ddp is not None:
-                keep_gradients_local(trained.ddp)
-                trained.ddp = None  # it may be collected before its optimizer is
+            for run in cut(trained, fragments):
+                pieces.append(Fragment([trained.names[i] for i in run], [trained.parameters[i] for i in run], outer, keeps_own=delay > 0 or alpha > 0))
+            check_hook(trained.ddp)
         except LaconicError as error:
             refusal = error
         if own_group is not None:
             meeting = exchange.meet(own_group, disabled, refusal)
         elif refusal is not None:
             raise refusal
-        self.settings, self._trained, self._fragment, self._counts = settings, trained, fragment, Counts()
         self.spec = "none" if disabled else spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
-        self._exchange = exchange.Alone()
-        if meeting is not None:
-            asked = Options(spec=self.spec, keys={} if disabled else options, seed=seed, small_elements=small_elements, strategy=strategy,
-                            down=None if disabled else exchange.way_down(self.spec, strategy, down), threads=threads, window=window, part=part,
-                            rules=[] if disabled else rules, control="" if disabled else control, record=record)
-            layout = Layout(range(len(trained.parameters)), fragment.offsets, fragment.elements)
-            self._exchange = exchange.Together(own_group, meeting, trained, asked, layout)
+        asked = Options(spec=self.spec, keys={} if disabled else options, seed=seed, small_elements=small_elements, strategy=strategy,
+                        down=None if disabled else exchange.way_down(self.spec, strategy, down), threads=threads, window=window, part=part,
+                        rules=[] if disabled else rules, control="" if disabled else control, record=record)
+        self.settings, self._rounds = settings, Rounds(settings, [], trained.float_buffers)
         self.closed = False  #: by close()
         try:
+            for number, piece in enumerate(pieces):
+                self._rounds.parts.append(Part(piece, self._opened(own_group, meeting if number == 0 else None, asked, number, piece)))
+            self._exchange = self._rounds.parts[0].exchange
             self._begin()
         except LaconicError:
-            self._exchange.close()
+            self._close_exchanges()
             raise
+        keep_gradients_local(trained.ddp)
+        trained.ddp = None  # it may be collected before its optimizer is
         self._ends: list = []
         if hook:
             self._ends.append(self.optimizer.register_step_post_hook(self._stepped).remove)
         self._scaler = scaler
         if scaler is not None and self.optimizer is not None:
-            self._ends.append(Skips(scaler, self.optimizer, lambda: self._counts.inner_steps, self.step_skipped).end)
-        if self._exchange.rank == 0 and not quiet:
+            self._ends.append(Skips(scaler, self.optimizer, lambda: self.step, self.step_skipped).end)
+        if self.rank == 0 and not quiet:
             environment.say(self._describe(disabled))
+
+    def _opened(self, group, meeting, options: Options, number: int, piece: Fragment):
+        """The exchange of a fragment: a session of its own, with streams of its own."""
+        if group is None:
+            return exchange.Alone()
+        record = options.record if number == 0 or options.record is None else f"{options.record}.{number + 1}"
+        return exchange.Together(group, meeting or exchange.meet(group, environment.disabled(), None), self._trained.stage,
+                                 dataclasses.replace(options, seed=options.seed + number, record=record), piece)
 
     def _begin(self) -> None:
         """All ranks have the same settings and the same parameters."""
@@ -157,26 +140,32 @@ class OuterStep:
             if other is not None:
                 raise errors.error("ranks_disagree", f"the parameters of rank {other} differ from those of rank 0",
                                    "sync_parameters=True copies those of rank 0 to all ranks")
-        self._fragment.take_parameters()
-        if speaks_for_node() if self._exchange.world > 1 else True:
+        for part in self._rounds.parts:
+            part.fragment.take_parameters()
+        if self._exchange.world == 1 or speaks_for_node():
             environment.report_unknown()
 
     def _describe(self, disabled: bool) -> str:
-        every = "a round after every step" if self.settings.every == 1 else f"a round after every {self.settings.every} steps"
-        return f"{every}, {rules.named(self.settings.outer)}: {self._exchange.describe()}" + (f" ({DISABLED})" if disabled else "")
+        settings = self.settings
+        text = "a round after every step" if settings.every == 1 else f"a round after every {settings.every} steps"
+        if settings.count > 1:
+            text += f", of {settings.count} fragments in turn"
+        if settings.delay:
+            text += f", means up to {settings.delay} steps late"
+        return f"{text}, {rules.named(settings.outer)}: {self._exchange.describe()}" + (f" ({DISABLED})" if disabled else "")
 
     # ---- training ---------------------------------------------------------------------------------------------------------------------
 
     def _stepped(self, _optimizer, _arguments, _keywords) -> None:
         """torch's post hook."""
-        if self._scaler is None and self._counts.inner_steps == 0 and _called_by_scaler():
+        if self._scaler is None and self.step == 0 and _called_by_scaler():
             raise errors.error("invalid_argument", "a GradScaler calls optimizer.step(), and OuterStep does not have it: ranks would fall out of step "
                                "when it skips one", "pass it: OuterStep(..., scaler=scaler)")
         self.after_step()
 
     def step_skipped(self) -> None:
         """A step without a change on this rank: as `after_step`, and counted. With `scaler=`, it is called where the scaler skips."""
-        self._counts.skipped_steps += 1
+        self._rounds.counts.skipped_steps += 1
         self.after_step()
 
     def after_step(self) -> None:
@@ -189,61 +178,14 @@ class OuterStep:
                 anchor where it was, every later round fails.
         """
         self._check_open()
-        self._counts.inner_steps += 1
-        if self.settings.due(self._counts.inner_steps):
-            self._round()
+        self._rounds.after_step()
 
     def sync(self) -> None:
-        """A round now, unless one has just been: replicas are equal after it. For an evaluation, a checkpoint, or the end. The schedule stays.
-        Collective: every rank calls it after the same step.
+        """Ends rounds that are under way, and makes one of all that has changed since its last: replicas are equal after it. For an evaluation, a
+        checkpoint, or the end. The schedule stays. Collective: every rank calls it after the same step.
         """
         self._check_open()
-        if self._counts.last_round < self._counts.inner_steps:
-            self._round()
-
-    def _round(self) -> None:
-        counts, fragment, begin = self._counts, self._fragment, time.perf_counter()
-        counts.last_round = counts.inner_steps
-        if self._exchange.world == 1 and self.settings.outer == "average":  # anchor - (anchor - parameter) would round
-            counts.rounds += 1
-            fragment.take_parameters()
-            return
-        fragment.take_change()
-        buffers, means, failure = self._trained.float_buffers if self.settings.average_buffers else [], [], None
-        try:
-            if buffers:
-                means = self._exchange.average(buffers)
-            self._exchange.mean(fragment.change, counts.inner_steps)
-            fragment.kept = {}
-        except exchange.Failed as failed:
-            counts.failed_rounds += 1
-            failure = failed
-            fragment.fail(failed.undelivered, failed.unkept, over=failed.over)
-        counts.exchange_seconds += time.perf_counter() - begin
-        if failure is None or not failure.over:
-            failure = self._apply(buffers, means) or failure
-        else:
-            fragment.restore()
-        counts.exposed_seconds += time.perf_counter() - begin
-        if failure is not None:
-            raise _of_rounds(failure.error) from failure.__cause__
-
-    def _apply(self, buffers, means) -> exchange.Failed | None:
-        """The outer rule steps by the mean; or, as every rank sees in the mean, it is not finite."""
-        counts, fragment = self._counts, self._fragment
-        if fragment.finite():
-            fragment.step()
-            with torch.no_grad():
-                for buffer, mean in zip(buffers, means):
-                    buffer.copy_(mean)
-            counts.rounds += 1
-            return None
-        counts.dropped_rounds += 1
-        fragment.restore()
-        if self.settings.on_non_finite == "skip":
-            return None
-        return exchange.Failed(errors.error("non_finite", f"step {counts.inner_steps}: some rank's parameters are not finite; the round was dropped and "
-                                            "parameters returned to the anchor", 'lower the learning rate, or use on_non_finite="skip"'), (), (), over=False)
+        self._rounds.sync()
 
     @contextlib.contextmanager
     def at_anchor(self):
@@ -251,7 +193,9 @@ class OuterStep:
         or synchronise inside. Not collective.
         """
         self._check_open()
-        with self._fragment.at_anchor():
+        with contextlib.ExitStack() as stack:
+            for part in self._rounds.parts:
+                stack.enter_context(part.fragment.at_anchor())
             yield
 
     def _check_open(self) -> None:
@@ -263,7 +207,7 @@ class OuterStep:
     @property
     def step(self) -> int:
         """Number of steps since it was created; after load_state_dict, since the saved run's was."""
-        return self._counts.inner_steps
+        return self._rounds.counts.inner_steps
 
     @property
     def rank(self) -> int:
@@ -271,8 +215,8 @@ class OuterStep:
 
     @property
     def at_round(self) -> bool:
-        """Whether the last step was followed by a round: then parameters are the anchor, on all ranks."""
-        return self._counts.last_round == self._counts.inner_steps
+        """Whether the last step was followed by a round of everything: then parameters are the anchor, on all ranks."""
+        return self._rounds.at_round
 
     @property
     def parameters(self) -> list:
@@ -282,7 +226,7 @@ class OuterStep:
     @property
     def anchor(self) -> dict[str, torch.Tensor]:
         """Float32 parameters after the last round, by name: the memory itself."""
-        return {name: anchor.detach() for name, anchor in zip(self._trained.names, self._fragment.anchors)}
+        return {name: anchor.detach() for part in self._rounds.parts for name, anchor in zip(part.fragment.names, part.fragment.anchors)}
 
     def stats(self) -> dict:
         """Counters: those of `Handle.stats()`, whose steps are rounds here, and
@@ -291,28 +235,21 @@ class OuterStep:
         seconds_per_round, of the exchange; exposed_seconds, what optimizer.step() waited in all; ratio_to_ddp: the bytes that
         DistributedDataParallel would have sent in as many steps, over those sent.
         """
-        counts, stats = self._counts, self._exchange.stats()
-        exchanges = max(counts.rounds + counts.dropped_rounds, 1)
-        world = self._exchange.world
-        dense = 4 * self._fragment.elements * 2 * (world - 1) // world * counts.inner_steps
-        own = {key: value for key, value in dataclasses.asdict(counts).items() if key not in ("last_round", "exchange_seconds")}
-        return {**stats, **own, "seconds_per_round": counts.exchange_seconds / exchanges,
-                "ratio_to_ddp": dense / stats["wire_bytes"] if stats["wire_bytes"] else 1.0}
+        return self._rounds.stats()
 
     def explain(self) -> dict:
-        """The plan and its reasons: the keys of `Handle.explain()` of one round, `every`, `outer`, `anchor_bytes`, the memory of anchor and change,
+        """The plan and its reasons: the keys of `Handle.explain()` of one round, `every`, `outer`, `fragments`, `delay`, `alpha`, `anchor_bytes`, the memory of anchor and change,
         and `dense_bytes_of_a_round`, what a rank would send in a round without compression.
         """
-        elements, world = self._fragment.elements, self._exchange.world
-        return {**self._exchange.explain(), **self.settings.told(), "anchor_bytes": 8 * elements,
-                "dense_bytes_of_a_round": 4 * elements * 2 * (world - 1) // world}
+        return self._rounds.explain()
 
     def state_dict(self) -> dict:
         """What this rank needs, with its model's and its optimizer's state_dict, to continue bit for bit: anchor, outer optimizer, residuals and
-        counters. Residuals differ between ranks, and so do parameters between two rounds: save all three on every rank.
+        counters. Residuals differ between ranks, and so do parameters between two rounds: save all three on every rank. Waits for means that are
+        under way, and raises LaconicError if such a round has failed, which then has ended.
         """
         self._check_open()
-        return state.saved(self._fragment, self._trained.names, self._exchange, self._counts)
+        return state.saved(self._rounds)
 
     def load_state_dict(self, saved: dict) -> None:
         """Restores this rank's state_dict; load the states of the model and the optimizer as well, in any order.
@@ -325,13 +262,7 @@ class OuterStep:
     def prepare(self, saved: dict):
         """Checks a saved state as load_state_dict does. Returns a call that loads it and cannot fail."""
         self._check_open()
-        load, counts = state.prepared(saved, self._fragment, self._trained.names, self._exchange)
-
-        def loads() -> None:
-            load()
-            self._counts = counts
-
-        return loads
+        return state.prepared(saved, self._rounds)
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text (at most 500 bytes of UTF-8), in rank order. Collective: every rank calls it between two steps."""
@@ -347,7 +278,11 @@ class OuterStep:
         self.closed = True
         for end in self._ends:
             end()
-        self._exchange.close()
+        self._close_exchanges()
+
+    def _close_exchanges(self) -> None:
+        for part in self._rounds.parts:
+            part.exchange.close()
 
     def __getstate__(self):
         raise errors.error("unsupported", "an OuterStep cannot be copied or pickled", "save state_dict() instead")
@@ -363,11 +298,3 @@ def _called_by_scaler() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _of_rounds(error: LaconicError) -> LaconicError:
-    """In words of rounds where the exchange speaks of its own."""
-    if "step: expected" not in error.message:
-        return error
-    return LaconicError(error.code, error.name, f"ranks are out of step, in a round they must have made the same number of optimizer steps: {error.message}",
-                        "give every rank the same number of batches; with a GradScaler pass scaler=")
