@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 
 import torch
 import torch.distributed as dist
@@ -49,29 +50,50 @@ def digests(steps, **options):
         return found, outer.stats(), outer.explain()
 
 
-def by_the_papers(steps, every=1, spec="none", outer="average", *, optimizer="AdamW", lr=1e-2, warmup=0, **_):
-    """As `digests`, of this rank: local SGD's and DiLoCo's algorithm (2311.08105), with the codec's own frames for what is exchanged."""
+#: of Net(32), in two runs of about equal size
+HALVES = [[0, 1], [2, 3, 4, 5]]
+
+
+def by_the_papers(steps, every=1, spec="none", outer="average", *, fragments=1, delay=0, alpha=0.0, optimizer="AdamW", lr=1e-2, warmup=0, **_):
+    """As `digests`, of this rank: local SGD's, DiLoCo's (2311.08105) and Streaming DiLoCo's algorithm (2501.18512; but what a rank does while a
+    fragment travels is kept whole), with the codec's own frames for what is exchanged."""
     torch.manual_seed(7)
     model, codec, world = Net(32), laconic.Codec(spec), dist.get_world_size()
-    inner = getattr(torch.optim, optimizer)(model.parameters(), lr=lr)
-    anchors = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
+    inner, parameters = getattr(torch.optim, optimizer)(model.parameters(), lr=lr), list(model.parameters())
+    anchors = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
     residuals = [laconic.Residual(p.numel()) for p in anchors]
-    rule = outer(anchors) if callable(outer) else torch.optim.SGD(anchors, lr=1.0)
-    found = []
+    runs = HALVES if fragments == 2 else [range(len(anchors))]
+    rule = [outer([anchors[i] for i in run]) if callable(outer) else torch.optim.SGD([anchors[i] for i in run], lr=1.0) for run in runs]
+    under_way, found = {}, []
+
+    def ends(f, step):
+        taken, means, _ = under_way.pop(f)
+        for i, mean in zip(runs[f], means):
+            anchors[i].grad = mean
+        rule[f].step()
+        with torch.no_grad():
+            for i, own in zip(runs[f], taken):
+                exact = (step <= warmup or delay == 0) and alpha == 0
+                parameters[i].copy_(anchors[i]) if exact else parameters[i].add_(own - anchors[i], alpha=alpha - 1.0)
+
     for step in range(1, steps + 1):
         one(model, inner, step - 1)
-        if step <= warmup or step % every == 0:
-            changes = [(a - p).detach() for a, p in zip(anchors, model.parameters())]
-            sent = [codec.encode(d, step=step, residual=r) if d.numel() > SMALL and spec != "none" else d for d, r in zip(changes, residuals)]
-            for i, theirs in enumerate(zip(*gathered(sent))):
-                total = torch.zeros_like(anchors[i])
-                for one_of_them in theirs:
-                    total += one_of_them if isinstance(one_of_them, torch.Tensor) else codec.decode(one_of_them, torch.empty_like(anchors[i]))
-                anchors[i].grad = total / world
-            rule.step()
-            with torch.no_grad():
-                for p, a in zip(model.parameters(), anchors):
-                    p.copy_(a)
+        for f, run in enumerate(runs):
+            if f in under_way and under_way[f][2] == step:
+                ends(f, step)
+        for f, run in enumerate(runs):
+            if step <= warmup or (step + delay) % every == (f + 1) * every // len(runs) % every:
+                sent = [(anchors[i] - parameters[i]).detach() for i in run]
+                sent = [codec.encode(d, step=step, residual=residuals[i]) if d.numel() > SMALL and spec != "none" else d for i, d in zip(run, sent)]
+                means = []
+                for i, theirs in zip(run, zip(*gathered(sent))):
+                    total = torch.zeros_like(anchors[i])
+                    for part in theirs:
+                        total += part if isinstance(part, torch.Tensor) else codec.decode(part, torch.empty_like(anchors[i]))
+                    means.append(total / world)
+                under_way[f] = [parameters[i].detach().clone() for i in run], means, step if step <= warmup else step + delay
+                if under_way[f][2] == step:
+                    ends(f, step)
         found.append(digest(model))
     return found
 
@@ -106,18 +128,26 @@ def sums_of_changes(spec, rounds=20, failing=None, **options):
         g = torch.Generator().manual_seed(dist.get_rank())
         for number in range(rounds):
             if failing == (dist.get_rank(), number):
+                outer._rounds.land()
                 fail_once(outer)
             with torch.no_grad():
-                for (name, p), a in zip(model.named_parameters(), outer.anchor.values()):
+                for name, p in model.named_parameters():
+                    before_it = p.double()
                     p.add_(torch.randn(p.shape, generator=g), alpha=0.01)
-                    changed[name] += a.double() - p.double()
+                    changed[name] += before_it - p.double()
             try:
                 outer.after_step()
             except laconic.LaconicError:
-                assert failing is not None and number == failing[1]
-            assert all(torch.equal(p, a) for p, a in zip(model.parameters(), outer.anchor.values()))
+                assert failing is not None and number == failing[1] + outer.settings.delay
+            if not outer.settings.delay:
+                assert all(torch.equal(p, a) for p, a in zip(model.parameters(), outer.anchor.values()))
+        outer.sync()
+        assert all(torch.equal(p, outer.anchor[name]) for name, p in model.named_parameters())
         moved = {name: before[name] - a.double() for name, a in outer.anchor.items()}
-        return changed, moved, outer.state_dict()["fragments"][0]["session"]["tensors"], outer.stats()
+        held = {}
+        for saved in outer.state_dict()["fragments"]:
+            held.update(saved["session"]["tensors"])
+        return changed, moved, held, outer.stats()
 
 
 def resumed_at(stops, steps, every, **options):
@@ -137,3 +167,21 @@ def resumed_at(stops, steps, every, **options):
     rounds = outer.stats()["rounds"]
     outer.close()
     return whole, found, rounds
+
+
+def exposed(delay, work=0.03, wire=0.02, steps=6):
+    """Seconds that optimizer.step() waited for rounds after every step, if each takes `wire` and a step `work`."""
+    model, optimizer, outer = made(spec="topk:ratio=0.1", delay=delay)
+    submit = outer._exchange.opened.worker._driver.submit
+
+    def slow(*arguments, **keywords):
+        time.sleep(wire)
+        return submit(*arguments, **keywords)
+
+    outer._exchange.opened.worker._driver.submit = slow
+    with contextlib.closing(outer):
+        for step in range(steps):
+            time.sleep(work)
+            one(model, optimizer, step)
+        outer.sync()
+        return outer.stats()["exposed_seconds"], outer.stats()["rounds"], digest(model)

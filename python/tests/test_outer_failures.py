@@ -194,6 +194,8 @@ def _refused(which):
     given = {"every": {"every": 0}, "every differs": {"every": 1 + rank}, "outer": {"outer": "mean"}, "no optimizer": {"outer": lambda parameters: 3},
              "raises": {"outer": lambda parameters: torch.optim.SGD(parameters, lr=-1)}, "outer differs": {"outer": laconic.nesterov(0.5 + rank, 0.9)},
              "word": {"on_non_finite": "stop"}, "spec": {"spec": "3lcc"}, "spec differs": {"spec": ["3lc", "int8"][rank]},
+             "fragments": {"fragments": 2, "every": 3}, "delay": {"fragments": 2, "every": 4, "delay": 3}, "alpha": {"alpha": 1.0}, "many": {"fragments": 7, "every": 7},
+             "modules": {"fragments": [[net.last if hasattr(net, "last") else net]]}, "twice": {"fragments": [[net], [net]], "every": 2},
              "one": {"every": 0 if rank else 1}, "values": {"sync_parameters": False}}.get(which, {})
     try:
         laconic.OuterStep(net, None if which == "none" else optimizer, **{**options, **given})
@@ -210,7 +212,10 @@ def _other_hook(state, bucket):
 
 
 @pytest.mark.parametrize(("which", "name", "words"), [
-    ("every", "value_out_of_range invalid_argument", ["every is 0"]), ("every differs", "ranks_disagree", ["every is 1 on rank 0 and 2 on rank 1"]),
+    ("every", "value_out_of_range invalid_argument", ["every is 0"]), ("fragments", "invalid_argument", ["every is 3, and 2 fragments do not divide it"]),
+    ("delay", "invalid_argument", ["delay is 3", "every 2 steps"]), ("alpha", "invalid_argument", ["alpha is 1.0"]), ("many", "invalid_argument", ["7 fragments"]),
+    ("modules", "invalid_argument", ["no fragment has first.weight and 3 more"]), ("twice", "invalid_argument", ["another fragment"]),
+    ("every differs", "ranks_disagree", ["every is 1 on rank 0 and 2 on rank 1"]),
     ("outer", "invalid_argument", ["outer is 'mean'", "laconic.nesterov"]), ("no optimizer", "invalid_argument", ["outer gave a int"]),
     ("raises", "invalid_argument", ["outer could not make its optimizer", "learning rate"]), ("word", "invalid_argument", ["on_non_finite is 'stop'"]),
     ("outer differs", "ranks_disagree", ["outer is", "0.5", "1.5"]), ("spec", "unknown_codec", ["3lcc"]), ("spec differs", "ranks_disagree", ["3lc"]),
