@@ -66,7 +66,7 @@ int run(std::string_view spec) {
     if (!added) return fail(added.error());
   }
 
-  // What was sent plus what still waits is what came in.
+  // The sent and the waiting part add up to the input.
   std::vector<float> total = sent;
   for (uint64_t i = 0; i < kCount; ++i) total[i] += (*residual)->values()[i];
   const double off = distance(total, wanted) / distance(wanted, std::vector<float>(kCount));

@@ -171,7 +171,7 @@ Result<void> Bench::gather(std::span<const uint8_t> own) {
 
 // ---- the run ----
 
-/// Ranks that were started by hand may have been asked for different things.
+/// Ranks that were started by hand may have been given different arguments.
 Result<void> Bench::agree() {
   std::string card = card_of(options_);
   if (card.size() > kCard)

@@ -75,8 +75,8 @@ class Program {
   Program();
   ~Program();
   Command add_command(const char* name, const char* help);
-  /// False where help or the version was asked for, and has been printed; invalid_argument for
-  /// words that mean nothing.
+  /// False where help or the version was requested, and has been printed; invalid_argument for
+  /// unknown words.
   Result<bool> parse(int argc, char** argv);
   /// Whether the words named that command.
   [[nodiscard]] bool chose(const char* command) const;

@@ -1,8 +1,8 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a quorum saves: each of four workers is late in a random eighth of its steps; mean step with and without a quorum.
+"""The gain of a quorum: each of four workers is late in a random eighth of its steps; mean step with and without a quorum.
 
 Four processes on this machine, PyTorch on Gloo, `laconic serve` on the loopback. A step computes for a while (sleeps); in an eighth
-of its steps, drawn by itself, a worker takes 300 ms longer. Quorum 1.0 and 0.75 take turns, each in a run of its own.
+of its steps, drawn by itself, a worker takes 300 ms longer. Quorum 1.0 and 0.75 take turns, each in its own run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the arithmetic of an aggregation server costs, without I/O. Prints JSON.
+// The cost of an aggregation server's arithmetic, without I/O. Prints JSON.
 //
 //   sum:    tables of 4 bits into 8-bit lanes, 8 workers, beside float32: worker by worker, one
 //           datagram after the other on both sides; the same for float32 while codes stay where

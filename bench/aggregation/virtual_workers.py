@@ -31,7 +31,7 @@ def view(address: int, count: int, dtype=numpy.float32) -> numpy.ndarray:
 
 
 class VirtualWorkers:
-    """`gradients`: a row for each worker, all parameters one behind another; `exchange` replaces every row by the mean. `late`: so
+    """`gradients`: a row for each worker, all parameters one after another; `exchange` replaces every row by the mean. `late`: so
     many workers, others in each exchange, send when the rest has its sums. parameters: (name, shape) pairs."""
 
     def __init__(self, spec: str, parameters, world: int, *, seed: int = 0, small_elements: int = 4096, server: str | None = None,

@@ -115,7 +115,7 @@ class Cell:
 
     def plan(self) -> dict:
         model = MODELS[self.model]
-        # Where the rate changes, the exchanges that follow it are trained to the end, for their final accuracy.
+        # The exchanges that follow a changing rate are trained to the end, for their final accuracy.
         whole = self.scenario.name == "unshaped" or bool(self.scenario.exchanges) or (self.control is not None and self.scenario.name == "turns")
         return {"model": self.model, "spec": self.spec, "control": self.control, "small_elements": self.scenario.small, "seed": self.seed,
                 "steps": model.steps, "every": model.every, "target": model.target, "late_ms": self.scenario.late_ms,

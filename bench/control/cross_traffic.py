@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Sends datagrams to a host at a rate, in turns: cross_traffic.py HOST MBITS ON_S OFF_S [SEED]. Ends when it is ended.
 
-Turns last between half and one and a half of what is given, drawn by the seed. Nobody listens at the port: what counts is that
+Turns last between half and one and a half of what is given, drawn by the seed. No program listens at the port: what counts is that
 the datagrams pass the host's link.
 """
 

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What PyTorch offers for the same purposes, with one thread, against memcpy in the same process. Prints JSON.
+"""PyTorch's means for the same purposes, with one thread, against memcpy in the same process. Prints JSON.
 
     python -m bench.cpu.baselines [--seconds S] BYTES...
 

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a call costs that has next to nothing to do: encode and decode of 4 KiB through
+// The cost of a call that does next to nothing: encode and decode of 4 KiB through
 // liblaconic.so, whole frames with their checksums. Prints JSON.
 //
 //   c_abi_bench SECONDS_PER_POINT SPEC...

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a second thread is worth: the same call with one thread and with two, in turn, by the clock
+// The gain of a second thread: the same call with one thread and with two, in turn, by the clock
 // on the wall. memcpy in two halves by the same pool says what the machine itself gives. Prints
 // JSON.
 //

@@ -47,7 +47,7 @@ class Late(torch.autograd.Function):
 
 
 class Buckets(nn.Module):
-    """As many parameters of one size, each used once: with a bucket of that size each is a bucket of its own. Their gradients come
+    """A number of parameters of one size, each used once: with a bucket of that size each is its own bucket. Their gradients come
     `pause` seconds apart."""
 
     def __init__(self, count: int, elements: int, pause: float):

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// `none` by native_sum over GlooEngine beside gloo::allreduce by its default algorithm. Prints
+// `none` by native_sum over GlooEngine next to gloo::allreduce by its default algorithm. Prints
 // JSON.
 //
 //   gloo_sum_bench RANKS [ITERATIONS MIB...]

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Training on accelerators, gradients exchanged through host memory, beside plain DDP: docs/results/gpu.md.
+"""Training on accelerators, gradients exchanged through host memory, next to plain DDP: docs/results/gpu.md.
 
     torchrun --nproc-per-node 2 -m bench.engines.gpu_training                   every rank on its own device, or all on one if there are fewer
     torchrun --nproc-per-node 2 -m bench.engines.gpu_training --backend cpu:gloo,cuda:nccl

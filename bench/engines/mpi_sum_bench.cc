@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// `none` by native_sum over MpiEngine beside MPI_Allreduce. Prints JSON.
+// `none` by native_sum over MpiEngine next to MPI_Allreduce. Prints JSON.
 //
 //   mpirun -n 2 mpi_sum_bench_openmpi [ITERATIONS MIB...]
 #include "laconic/engine/mpi.h"

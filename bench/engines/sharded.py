@@ -157,7 +157,7 @@ def cells_of(quick: bool = False) -> list[cells.Cell]:
 
 
 def finals(found: dict, model: str, optimizer: str, way: str) -> list[float] | None:
-    """By seed; None: some are missing."""
+    """Per seed; None: some are missing."""
     runs = [cell for name, cell in found.items() if name.startswith(f"learning-{model}-{optimizer}-{way}-")]
     return [run["final"] for run in runs] if runs and all(runs) else None
 

@@ -1,10 +1,10 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What the way through host memory costs, and whether copies and codecs overlap: docs/results/staging.md.
+"""The cost of the way through host memory, and whether copies and codecs overlap: docs/results/staging.md.
 
     python -m bench.engines.staging                          on the pretend device of the tests
     python -m bench.engines.staging --device cuda            on a GPU
 
-Every figure is a ratio within one run. The pretend device's copies are memcpy, or take as long as they are told to: it shows what
+Every figure is a ratio within one run. The pretend device's copies are memcpy, or take as long as they are set to: it shows what
 laconic adds and what overlaps, never how fast a device is. Needs a release build, or LACONIC_LIBRARY.
 """
 

@@ -92,7 +92,7 @@ def long(runs: Runs, short: Runs) -> dict:
 
 
 def after(runs: Runs, model: str, spec: str, warmup: int, step: int) -> list[float]:
-    """By seed: the mean quality of the evaluations after a step."""
+    """Per seed, the mean quality of the evaluations after a step."""
     return [statistics.fmean(value for at, value in run["curve"] if at > step) for run in runs.of(model, spec, warmup)]
 
 

@@ -12,7 +12,7 @@ TEST_SAMPLES = 360
 
 class Images:
     """Pixels in [0, 1], samples × channels × height × width, or samples × pixels. shift: in training, samples move by up to
-    so many pixels in each direction."""
+    this number of pixels in each direction."""
 
     def __init__(self, train, train_labels, test, test_labels, shift: int = 0, classes: int = 10):
         self.train, self.test = train, test
@@ -68,7 +68,7 @@ def digits(flat: bool = False, shift: int = 0) -> Images:
 
 def cifar10(path: str, shift: int = 0) -> Images:
     """From an .npz that has, for `train` and `test`: `*_labels`, and either `*_images` (N × 32 × 32 × 3, uint8) or JPEG files
-    one behind another in `*_jpeg` with their N + 1 `*_offsets`."""
+    one after another in `*_jpeg` with their N + 1 `*_offsets`."""
     import numpy
 
     parts = []

@@ -21,7 +21,7 @@ class OwnGradients:
             self._found[name] = parameter.grad.detach().clone()
 
     def of(self, train_step) -> dict:
-        """By name, for the step that `train_step()` takes."""
+        """Per parameter name, for the step that `train_step()` takes."""
         self._found = {}
         train_step()
         found, self._found = self._found, None

@@ -3,7 +3,7 @@
 
     make demo-aggregation                       four workers, 100 Mbit/s, loss 0 and 1 %
 
-THC with a server in the switch, with a server on each worker's host, and by the group's own all-reduce, beside other exchanges;
+THC with a server in the switch, with a server on each worker's host, and by the group's own all-reduce, next to other exchanges;
 as root also with a program in the switch's kernel.
 Needs `laconic lab` with namespaces. Leaves demo/aggregation.html.
 """

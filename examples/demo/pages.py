@@ -232,7 +232,7 @@ def overview_section(views: list[Results]) -> str:
 
 
 def section(results: Results) -> str:
-    """Of one network among several."""
+    """Results of one network among several."""
     return f"""<h2>{escape(rate_text(results.network))}{mark(results)}</h2>
 {table(results)}
 {html_notes([columns.best_uncompressed(results)])}

@@ -25,7 +25,7 @@ from bench.lib.trainer import Trainer
 SLOW_STEP = 0.1
 #: Steps before bytes and times count: lengths of payloads are predicted from earlier steps.
 WARM_UP = 10
-#: After so many the speed of an exchange shows: PyTorch's PowerSGD does not compress the first ones.
+#: After this number of steps the speed of an exchange shows: PyTorch's PowerSGD does not compress the first ones.
 FIRST_STEPS = 4
 #: Repeats in which the bytes of an exchange are sent without its codec; steps before times count, and steps, if slow and if not.
 BOUND_REPEATS, BOUND_SLOW, BOUND_FAST = 2, (1, 3), (2, 10)
@@ -57,7 +57,7 @@ class Worker:
             say({"phase": phase, "done": done, "total": total, "text": text})
 
     def from_rank_0(self, value: float) -> float:
-        """Also what keeps the ranks in step: nobody leaves before rank 0 is here."""
+        """Also keeps the ranks in step: none leaves before rank 0 is here."""
         box = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(box, 0)
         return box.item()
@@ -249,7 +249,7 @@ class Worker:
         return {"kernel_bytes": kernel, "own": per_step}
 
     def bytes_of_sync(self) -> list:
-        """What this host sends for a barrier, and for an evaluation's broadcast: to be taken off."""
+        """Bytes that this host sends for a barrier, and for an evaluation's broadcast: to be subtracted."""
         if self.network.emulated:
             return [0, 0]
         counts = []
@@ -265,7 +265,7 @@ class Worker:
 
 
 def environment() -> dict:
-    """What only this process knows; run.py adds the machine."""
+    """Facts that only this process knows; run.py adds the machine."""
     sklearn = sys.modules.get("sklearn")
     digits = {"scikit-learn": sklearn.__version__} if sklearn else {}
     return {"torch": torch.__version__, **digits, "python": sys.version.split()[0],

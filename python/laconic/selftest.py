@@ -56,7 +56,7 @@ def _round_trip(stage, count: int, dtype, busy: bool) -> str:
     """Copies a pattern to the host and another one back; what is wrong, or nothing."""
     first, second = _pattern(count, dtype, 1), _pattern(count, dtype, 2)
     source, computed = torch.zeros(count, dtype=dtype, device=stage.device), first.to(stage.device)
-    for _ in range(20 if busy else 1):  # the device works while the copy is asked for, and the last of it is what counts
+    for _ in range(20 if busy else 1):  # the device works while the copy is requested, and its last part counts
         source.zero_()
         source.copy_(computed)
     layout = Layout([0], [0], count)

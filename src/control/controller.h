@@ -15,7 +15,7 @@
 
 namespace laconic::control {
 
-/// What is controlled, one per class.
+/// The controlled quantities, one per class.
 struct Controlled {
   std::string control;         ///< the text
   bool inherited = false;      ///< the call's, not the rule's: "fixed" where nothing can be moved

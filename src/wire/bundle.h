@@ -1,10 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The bundle: what one rank sends to another in one exchange, all units of a bucket behind one
+// The bundle: what one rank sends to another in one exchange, all units of a bucket after one
 // header.
 //
 //   header (76) | slot table (4 per unit) | seen length (4, or none) |
-//   lanes (raw f32) | payloads, padded to 4
+//   lanes (f32) | payloads, padded to 4
 //
 // A transport moves capacities that all ranks know beforehand; a bundle lies at the start of one
 // and says how much of it is used. What does not fit is a value (`overflow`), and so is a rank's
@@ -152,7 +152,7 @@ class BundleWriter {
 uint64_t write_failure_bundle(const BundleId& id, const BundleFailure& failure,
                               MutBytes out) noexcept;
 
-/// What the receiver expects; all of it is verified.
+/// The receiver's expectations; all of them are verified.
 struct BundleExpect {
   BundleId id;  ///< rank: of the sender
   BundleShape shape;

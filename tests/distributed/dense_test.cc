@@ -188,7 +188,7 @@ TEST_P(Dense, DenseReleasesResidualsInParts) {
   EXPECT_EQ(norms[first + parts], 0.0);
 }
 
-/// What is not sent when the network slows down stays in the residual.
+/// Gradients that are not sent when the network slows down stay in the residual.
 TEST_P(Dense, DenseMayEndMidRelease) {
   test::Setup setup = with("replay:" + file_of("middle.jsonl"));
   {
@@ -455,7 +455,7 @@ TEST_P(DenseWithRules, NonFiniteGradientSendsWholeBucketUncompressed) {
   expect_turned(group, group.steps(step, step + 1)[0], step);
 }
 
-/// What was due in a step that was not finite stays, and is sent with the next parts.
+/// Parts that were due in a step that was not finite stay, and are sent with the next ones.
 TEST_P(DenseWithRules, ReleaseSurvivesNonFiniteStep) {
   Clocked group(with(kLaw), fast);
   uint64_t step = 0;

@@ -92,7 +92,7 @@ bool conserves(Ranks& ranks) {
   return ranks.session(0).model().spec().memory().kind == MemoryKind::residual;
 }
 
-/// What momentum adds to the velocities in the next step, as residual_sum().
+/// Momentum's contribution to the velocities in the next step, as residual_sum().
 double momentum_sum(Ranks& ranks) {
   double sum = 0;
   const MemorySettings memory = ranks.session(0).model().spec().memory();

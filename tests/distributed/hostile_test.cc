@@ -93,7 +93,7 @@ TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
         }
       }
     }
-    // Where only the victim noticed, the other ranks have received lengths that it has not: the job
+    // If only the victim noticed, the other ranks have received lengths that it has not: the job
     // has to restart.
     const bool in_step = all_know || group.session(0).model().spec().contract().exact_size;
     if (!in_step) continue;

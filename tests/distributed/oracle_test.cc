@@ -424,7 +424,7 @@ std::vector<Case> memories() {
 /// rank but one: heads of other tasks, experts without tokens, ranks that have run out of data.
 class Absent : public OracleTest {
  protected:
-  /// What ranks hold of each element of the model, where an owner's residual stands for all.
+  /// The ranks' copies of each element of the model, where an owner's residual stands for all.
   std::vector<double> held() {
     std::vector<double> sum(whole_.elements);
     for (uint32_t r = 0; r < ranks_.world(); ++r) {

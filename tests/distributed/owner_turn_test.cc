@@ -247,7 +247,7 @@ std::vector<Floats> held(Ranks& ranks, const Trainer& trainer, uint32_t rank) {
   return all;
 }
 
-/// What a rank pushes to itself is not encoded; its residual is checked all the same.
+/// A push to the rank itself is not encoded; its residual is checked all the same.
 TEST(OwnerTurn, UnusableResidualOfOwnRangeIsReset) {
   Ranks ranks(setup_of("3lc", 2));
   std::deque<Trainer> trainers;

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a session records under simulated clocks: a replay of it has the same bits, whole or killed
-// and resumed; errors of the file leave training unaffected.
+// Records of a session under simulated clocks: a replay has the same bits, whole or killed and
+// resumed; errors of the file leave training unaffected.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -290,7 +290,7 @@ TEST(Records, ReplayOfOneRuleContinuesFromSavedState) {
   EXPECT_FALSE(other.session(0).begin_step(20));
 }
 
-/// What another policy would have done on a run that no policy has changed.
+/// Decisions of another policy on a run that no policy has changed.
 TEST(Records, RunWithoutPolicyRecordsReports) {
   const std::string record = new_file("fixed.jsonl");
   Clocked plain(setup("topk:ratio=0.1", StrategyKind::gather_all, ""), changing);

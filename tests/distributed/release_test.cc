@@ -39,7 +39,7 @@ struct Case {
   const char* of_a;  ///< the spec of a.weight, which stays compressed; null: the call's, and turns
 };
 
-/// What a failed engine leaves in the receive buffers.
+/// A failed engine leaves this in the receive buffers.
 void spoil(std::span<Step> batch) {
   for (const Step& step : batch) {
     if (step.kind == StepKind::all_reduce) {

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What an aggregator adds: while all ranks are in every sum, quantized values give the same bits as
+// Sums of an aggregator: while all ranks are in every sum, quantized values give the same bits as
 // over the engine's own integers; and how a rank that is not in it recovers. fixed_point_test.cc
 // has the small parameters.
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What every engine has to do: the loopback, one that only moves messages, and both with batches on
+// Duties of every engine: the loopback, one that only moves messages, and both with batches on
 // their own thread.
 #include "laconic/engine.h"
 

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the recording NCCL and its CUDA driver share.
+// Shared by the recording NCCL and its CUDA driver.
 #pragma once
 
 #include <condition_variable>

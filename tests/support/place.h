@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Where ranks that are processes can meet: the test's own folder, a free port.
+// A place where ranks that are processes can meet: the test's own folder, a free port.
 #pragma once
 
 #include <netinet/in.h>

@@ -155,7 +155,7 @@ def test_another_control_is_compared(tmp_path, run):
 
 
 def test_decision_follows_rules_of_its_part(tmp_path, run):
-    """Where settings were replaced while it ran, a record's parts have other rules, and may have more."""
+    """After settings were replaced while it ran, a record's parts have other rules, and may have more."""
     times, decisions = run
     later = second_dc2(times, first=400)
     path = tmp_path / "run.jsonl"

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Accelerate: `accelerator.prepare`, then laconic.attach to the wrapper that it gave; state beside accelerator.save_state.
+"""Accelerate: `accelerator.prepare`, then laconic.attach to the wrapper that it gave; state next to accelerator.save_state.
 
 A run that resumes from the saved state equals the uninterrupted one bit for bit. Needs accelerate.
 """

@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Lightning with LaconicCallback: a run that resumes from a checkpoint equals the uninterrupted one bit for bit.
 
-State goes into a folder beside each checkpoint and away with it; a second fit() goes on with the residuals; a checkpoint that
+State goes into a folder next to each checkpoint and away with it; a second fit() goes on with the residuals; a checkpoint that
 is saved after fit() has them, too. For lightning.pytorch and pytorch_lightning. Needs lightning and pytorch-lightning.
 """
 

@@ -140,7 +140,7 @@ class Keeper:
             environment.say(f"rank {self._rank}: {what}: {type(error).__name__}: {error}", logging.WARNING)
 
     def _forget_old(self) -> None:
-        """By age, not by step: a run that restarted at step zero must not lose its new states."""
+        """Sorted by age, not by step: a run that restarted at step zero must not lose its new states."""
         own = [path for name, path in self._files() if (name.model, name.ordinal) == (self._model, self.ordinal)]
         for path in sorted(own, key=lambda path: path.stat().st_mtime_ns)[: -self._keep]:
             path.unlink()

@@ -198,9 +198,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self._work.flush(whole("steps", steps, 1, 65535))
 
     def state_dict(self) -> dict:
-        """What this rank needs, together with the model's state_dict, to continue bit for bit: {"state", "param_groups", "laconic"}. Save one
-        per rank, after the same step. For another world or optimizer use full_state_dict.
-        """
+        """Everything that this rank needs, together with the model's state_dict, to continue bit for bit: {"state",
+        "param_groups", "laconic"}. Save one per rank, after the same step. For another world or optimizer use
+        full_state_dict."""
         return saved.state_of(self._work, self.param_groups)
 
     def load_state_dict(self, state_dict: dict) -> None:

@@ -23,7 +23,7 @@ namespace laconic::aggregation {
 struct UdpServerSettings {
   std::string bind;  ///< HOST:PORT; port 0: any
   net::Io io = net::Io::gso;
-  /// Ports of a switch where a program in the kernel adds; none: it is not asked for.
+  /// Ports of a switch where a program in the kernel adds; none: no such program.
   std::vector<std::string> interfaces;
   /// GROUP or GROUP:PORT: sums go once for all workers of a job that asks for it; "": to each.
   std::string multicast;

@@ -135,7 +135,7 @@ bool Link::take_down(Time now, Bytes datagram, bool by_group) noexcept {
       return take_result(now, number, h, datagram.subspan(protocol::kDownHeaderBytes), by_group);
     case DatagramType::status:
       if (by_group) {
-        // Only what was asked for: one that is sent again says nothing of what comes now.
+        // Only for a requested result: one that is sent again does not show that new ones arrive.
         if (hearing_.has_asked()) hearing_.note_way(now, true);
         return true;
       }

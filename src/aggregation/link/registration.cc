@@ -128,7 +128,7 @@ bool Registration::take_refusal(Bytes datagram, Failure& failure) const noexcept
   return believed;
 }
 
-// Anybody can send this: it is only a hint to ask, and never asked for more often than hellos go.
+// Anybody can send this: it is only a hint to ask, at most as often as hellos are sent.
 bool Registration::take_stranger(Time now, Bytes datagram, const Pace& pace) noexcept {
   uint32_t job = 0;
   if (protocol::parse_stranger(datagram, &job) != DatagramFault::none || job != settings_->id())

@@ -39,7 +39,7 @@ enum class DatagramType : uint8_t {
   ack = LACONIC_TYPE_ACK,    ///< the header alone: see `ahead`
   leave = 9,                 ///< the header alone: this worker has all it wants
   // Down: 40 bytes of header, also when a worker sends what it holds.
-  held = 10,                     ///< worker: a result of an earlier epoch, as the server asked for
+  held = 10,                     ///< worker: a result of an earlier epoch, requested by the server
   result = LACONIC_TYPE_RESULT,  ///< a closed sum
   status = 12,                   ///< no sum: see `ahead`
   open = 13,                     ///< to a pull: the sum is open, send data

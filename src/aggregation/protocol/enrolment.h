@@ -74,7 +74,7 @@ struct Welcome {
   uint8_t registered = 0;  ///< workers
   bool complete = false;   ///< all are
   uint64_t epoch = 0;
-  Group group{};  ///< for a worker that asked for it
+  Group group{};  ///< for a worker that requested it
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 

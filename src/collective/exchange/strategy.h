@@ -82,7 +82,7 @@ class Strategy {
   [[nodiscard]] virtual bool replan() = 0;
   /// As settings are now nothing travels so: it is not begun.
   [[nodiscard]] virtual bool idle() const noexcept { return false; }
-  /// Steps of the flush that some rank asked for in this exchange, the same on every rank; 0: none,
+  /// Steps of the flush that some rank requested in this exchange, the same on every rank; 0: none,
   /// or not known yet.
   [[nodiscard]] virtual uint32_t flush_heard() const noexcept { return 0; }
   /// The reports of all ranks; empty if there are none yet. Valid until the next begin().

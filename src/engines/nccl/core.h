@@ -54,7 +54,7 @@ class Core : public std::enable_shared_from_this<Core> {
   /// `comm` by value: an abandoned call must not see another one.
   Result<void> group(const BatchPlan& plan, NcclComm comm);
   Result<void> call(const Call& call, const BatchPlan& plan, NcclComm comm);
-  /// Whether NCCL has done all that it was asked for; its asynchronous error, if there is one.
+  /// Whether NCCL has completed all requests; its asynchronous error, if there is one.
   Result<bool> settled() const;
   Result<bool> stream_idle() const;
   /// Until `condition` is true or an Error; timed_out with `what` at the deadline.

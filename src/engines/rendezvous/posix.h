@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What both kinds of board need from the system: errors and deadlines.
+// System calls that both kinds of board need: errors and deadlines.
 #pragma once
 
 #include <algorithm>

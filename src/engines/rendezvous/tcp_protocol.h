@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a board over TCP and its clients send each other.
+// Messages between a board over TCP and its clients.
 #pragma once
 
 #include <netdb.h>

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // One bit per element: [x >= 0], so -0 counts as positive. Element i is bit i % 8 of byte i / 8;
-// the bits behind the last element are zero. A bit decodes to one of two floats.
+// the bits after the last element are zero. A bit decodes to one of two floats.
 //
 // The sums of the negative and of the other elements have one fixed association: chunks of at most
 // kBitsChunk elements, inside a chunk 32 lanes (lane l adds elements l, l + 32, …), folded 16, 8,

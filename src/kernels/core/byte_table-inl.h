@@ -69,7 +69,7 @@ class ByteTable {
     find(indices, ~__mmask64{0}, _mm512_setzero_si512(), words);
   }
 
-  /// By an index of 8 bits: words for indices with the highest bit are in `upper`.
+  /// Looks up an index of 8 bits: words for indices with the highest bit are in `upper`.
   HWY_INLINE void find_with(const ByteTable& upper, __m512i indices, __m512i words[4]) const {
     const __mmask64 high = _mm512_movepi8_mask(indices);
     __m512i plane[4];

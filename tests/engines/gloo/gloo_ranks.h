@@ -194,7 +194,7 @@ class Batch {
     auto ticket = engine.start(steps());
     return ticket ? engine.wait(*ticket, Clock::now() + timeout) : Result<void>(ticket.error());
   }
-  /// What should have arrived is there.
+  /// All that should have arrived is there.
   [[nodiscard]] bool complete() const {
     const auto world = static_cast<uint32_t>(counts_.size());
     if (step_.kind == StepKind::all_reduce) {

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the head of laconic.h promises of every function: null, structs of other sizes and failing
+// Promises at the head of laconic.h for every function: null, structs of other sizes and failing
 // allocations return codes, and everything works afterwards.
 #include "capi/boundary.h"
 

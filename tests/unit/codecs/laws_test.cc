@@ -99,7 +99,7 @@ TEST(SidcoLaws, ZeroSpreadFitsNoDistribution) {
   EXPECT_FALSE(MagnitudeLaw::gamma({20, 2, 0, std::log(2.0)}));
   EXPECT_FALSE(MagnitudeLaw::pareto({20, 2, 0, 0}));
   EXPECT_FALSE(MagnitudeLaw::normal(std::vector<float>{1.0F}));
-  // Where the codec falls back to the exponential distribution, so does the report.
+  // If the codec falls back to the exponential distribution, so does the report.
   EXPECT_NEAR(MagnitudeLaw::of_stage(Law::pareto, true, {20, 2, 0, 0}).upper(2), std::exp(-1),
               1e-12);
 }

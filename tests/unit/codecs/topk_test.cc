@@ -188,7 +188,7 @@ TEST(TopKTest, LargeUnitsAreEncoded) {
   }
 }
 
-// What encoding the sums sends, and the sums without it. Some values cancel each other, so that
+// The result of encoding the sums, and the sums without it. Some values cancel each other, so that
 // some units have fewer sums than requested, and some no sample that finds them.
 TEST(TopKTest, SumsWithResidualAreEncodedLikeValues) {
   ThreadPool three(3);

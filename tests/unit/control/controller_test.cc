@@ -610,8 +610,8 @@ TEST(Controller, RulesMoveTheirActuatorsByOneSlowdown) {
   EXPECT_EQ(made->value(3), 1.9);
 }
 
-/// Where float32 of either fits, the second waits until the first is part of what is seen, also
-/// across save and load, and in a replay from there.
+/// If float32 of either fits, the second waits until the first is part of what is seen, also across
+/// save and load, and in a replay from there.
 TEST(Controller, RulesSwitchToFloat32OneByOne) {
   Range range = ratio(0.25);  // at the most that it may send
   range.most_bytes = range.dense_bytes = 1000;

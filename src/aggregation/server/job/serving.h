@@ -36,7 +36,7 @@ class Serving {
   /// A sum that a worker holds.
   void take_held(Time now, const protocol::DownHeader& header, uint64_t number, Bytes payload,
                  Sender& out);
-  /// Deadlines, what the program in the kernel took, sums that were asked for in vain.
+  /// Deadlines, datagrams that the program in the kernel took, sums requested in vain.
   void tick(Time now, Sender& out);
   [[nodiscard]] Time next_event() const noexcept {
     return std::min(fetch_at_, slots_.next_deadline());

@@ -19,7 +19,7 @@ namespace laconic::collective {
 class Agreement {
  public:
   explicit Agreement(uint32_t world) : counts_(world), send_offsets_(world), recv_offsets_(world) {}
-  /// Room for so many; gives the end of all.
+  /// Reserves memory for this number; returns the end of all.
   uint64_t add(uint64_t floats) noexcept { return size_ += floats; }
   [[nodiscard]] bool reserve() {
     const uint64_t bytes = size_ * sizeof(float);

@@ -33,10 +33,10 @@ class Decoding {
     return !may_fail_ || (means_.reserve(floats_ * sizeof(float)) && status_.reserve());
   }
   void begin() noexcept { failure_.reset(); }
-  /// Of all units, back to back.
+  /// Payloads of all units, back to back.
   [[nodiscard]] float* means() noexcept { return reinterpret_cast<float*>(means_.bytes().data()); }
 
-  /// Of this exchange, on this rank; null: none so far.
+  /// The error of this exchange, on this rank; null: none so far.
   [[nodiscard]] const Error* failure() const noexcept { return failure_ ? &*failure_ : nullptr; }
   void fail(Error why) {
     if (!failure_) failure_ = std::move(why);

@@ -42,7 +42,7 @@ class WayDown {
   // Once everything is delivered:
   [[nodiscard]] Result<void> check() const;
   void finish(WayUp& up);
-  /// The longest flush that a rank asked for; known as soon as one owner's mean is here.
+  /// The longest flush that a rank requested; known as soon as one owner's mean is here.
   [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
 
   [[nodiscard]] HeardReports reports() const noexcept { return reports_.heard(); }

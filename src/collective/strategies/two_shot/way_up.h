@@ -37,7 +37,7 @@ class WayUp {
   /// Before a repeat round: what has arrived moves out of the way.
   void stash();
 
-  /// What this owner received from all ranks.
+  /// The bundles that this owner received from all ranks.
   struct Received {
     uint64_t seen = 0;        ///< the largest bundle that anyone made, in bytes
     uint32_t flush = 0;       ///< the longest flush that a contributor asks for
