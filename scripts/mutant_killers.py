@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What `scripts/mutants --all-killers` knows: which test executes which line, and which test kills which mutant.
+"""The knowledge of `scripts/mutants --all-killers`: which test executes which line, and which test kills which mutant.
 
 A part is what runs, fails and is counted as one: a suite of a GoogleTest program ("test_base Arena"), a replay of a
 fuzz target's corpus ("frame_fuzz"), or a file of pytest ("python/tests/test_ddp.py").

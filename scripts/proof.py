@@ -486,7 +486,7 @@ def chosen(words):
 
 def main(spent, *words):
     here = Here(float(spent))
-    # Processes that outlive their parents become children of this one; otherwise nobody would count their CPU time.
+    # Processes that outlive their parents become children of this one; otherwise their CPU time would not be counted.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     if words[:1] == ("--cpu",):
         return measure(here, words[1:])

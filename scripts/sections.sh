@@ -1,10 +1,10 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #
-# What the sections of scripts/test do: section_NAME, and about_NAME in a line. scripts/proof.py runs each in a shell of its own, which
+# The sections of scripts/test: section_NAME, and about_NAME in a line. scripts/proof.py runs each in a shell of its own, which
 # stops at the first error. TEST_TIER is `weekly` where a section has to run in whole, `change` otherwise.
 readonly skip=3  # exit status of a section that has nothing to run on here; its last line says why
 jobs=${JOBS:-$(nproc)}
-# Tests of processes mostly wait for each other: twice as many as there are cores. Those of one file share the processes that they start.
+# Tests of processes mostly wait for each other: twice the number of cores. Those of one file share the processes that they start.
 readonly in_parallel=(-n "$((2 * jobs))" --dist loadfile --no-loadscope-reorder)  # conftest.py has the order
 source scripts/ccache.sh  # also for what tests compile by themselves
 weekly() { [[ ${TEST_TIER:-change} == weekly ]]; }
