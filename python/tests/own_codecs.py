@@ -27,7 +27,7 @@ class Largest:
 
 
 class Sparse:
-    """What is above a threshold: lengths differ from rank to rank, and may be 0."""
+    """Elements above a threshold: lengths differ from rank to rank, and may be 0."""
 
     name = "sparse"
     feedback = False
@@ -46,7 +46,7 @@ class Sparse:
 
 
 class Faulty(Largest):
-    """Fails as it is told: on which rank, in which step, where."""
+    """Fails on the given rank, in the given step, at the given point."""
 
     name = "faulty"
     told = None  # rank, step, what

@@ -125,7 +125,7 @@ def test_nan_on_one_rank_reaches_all(pools):
 
 
 def test_documented_server_keys_exist(pools):
-    """docs/guide/pytorch.md has a row for each, beside those of every exchange."""
+    """docs/guide/pytorch.md has a row for each, in addition to those of every exchange."""
     page = (serving.ROOT / "docs" / "guide" / "pytorch.md").read_text(encoding="utf-8")
     with serving.servers(1) as (server,):
         explained, stats, _ = pools(2).run(_means, steps=1, aggregator=server.address)[0]
@@ -235,7 +235,7 @@ def test_killed_rank_is_named_on_all_others():
 
 
 def _behind_a_rank_that_stops(body, timeout):
-    """The server's address, and what ranks 0 and 1 heard."""
+    """The server's address, and what ranks 0 and 1 received."""
     pool = Ranks(3, timeout=timeout)
     try:
         with serving.servers(1) as (server,):
@@ -297,7 +297,7 @@ def test_absent_server_is_named(tmp_path):
 
 
 def _leaves_at_once(address):
-    """Rank 0 ends right behind its last step, without close; the others look after theirs."""
+    """Rank 0 ends right after its last step, without close; the others look after theirs."""
     rank = dist.get_rank()
     ddp, handle = _model(aggregator=address)
     for step in range(3):

@@ -26,7 +26,7 @@ def _trained(spec, steps, follows=False):
 
 
 def _through_dcp(folder, spec, follows):
-    """Of a resumed run and one that went on: parameters after more steps; and the residuals of all ranks."""
+    """Compares a resumed run with one that went on: parameters after more steps; and the residuals of all ranks."""
     import torch.distributed as dist
 
     ddp, handle, optimizer = _trained(spec, 3, follows)

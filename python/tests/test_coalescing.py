@@ -19,7 +19,7 @@ from laconic.exchange.csession import Layout  # noqa: E402
 
 
 class Many(torch.nn.Module):
-    """As many small tensors as there are buckets, one that is long among them, and a few that travel as they are."""
+    """A number of small tensors equal to that of the buckets, one that is long, and a few that are sent uncompressed."""
 
     def __init__(self, count=40, elements=5000):
         super().__init__()
@@ -75,7 +75,7 @@ def test_joined_or_separate_buckets_have_same_bits(pools, spec, options):
 
 @pytest.mark.parametrize("spec", ["fp16+ef", "powersgd:rank=2", "bf16"])
 def test_sums_are_joined_too(pools, spec):
-    """Where the engine adds, a place in the buffer may decide the last bit of a sum, the same on all ranks."""
+    """If the engine adds, a position in the buffer may decide the last bit of a sum, the same on all ranks."""
     results = pools(3).run(_many, spec=spec, strategy="native_sum")
     assert len({result["hash"] for result in results}) == 1
     for result in results:
@@ -148,7 +148,7 @@ def test_missing_bucket_fails_others_and_loses_none(pools):
 
 
 def _broken_off():
-    """A backward() that ends in its first bucket's hook, on all ranks, and the end of the handle behind it."""
+    """A backward() that ends in its first bucket's hook, on all ranks, and then the end of the handle."""
     ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=16)
     rank = dist.get_rank()
     for step in range(2):
@@ -171,7 +171,7 @@ def _broken_off():
 
 
 def test_close_works_after_aborted_iteration(pools):
-    """What waited does not keep the worker from its end."""
+    """Buckets that wait do not keep the worker from its end."""
     for errors, waiting, steps, left, closed in pools(2).run(_broken_off):
         assert errors and waiting == 1 and steps == 0 and left == {} and closed
 
@@ -185,7 +185,7 @@ def _of_one_step(second):
         count = handle._opened.parameters.counts[p]
         worker.submit(Layout((p,), (0,), count), torch.ones(count), index=p, scale=scale, rates=rates, coalesce=True)
     worker.next_step()
-    handle.state_dict()  # behind the worker's last job
+    handle.state_dict()  # after the worker's last job
     exchanges = handle.stats()["exchanges"]
     handle.close()
     del ddp  # whose end is the handle's, too
@@ -198,7 +198,7 @@ def test_buckets_of_other_units_stay_separate(pools, second, exchanges):
 
 
 def _drained():
-    """What a hook that needs a bucket's mean within the step gets: means, exchanges and steps."""
+    """Results of a hook that needs a bucket's mean within the step: means, exchanges and steps."""
     ddp, handle, _ = training.build(dist.group.WORLD, "none")
     worker, means = handle.worker, []
     for p in range(2):
@@ -209,7 +209,7 @@ def _drained():
         worker.drain()
         means.append(there.wait(60) and of_worker.result(future).unique().tolist())
     worker.next_step()
-    handle.state_dict()  # behind the worker's last job
+    handle.state_dict()  # after the worker's last job
     stats = handle.stats()
     handle.close()
     del ddp  # whose end is the handle's, too

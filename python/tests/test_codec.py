@@ -312,7 +312,7 @@ SECRET = bytes.fromhex("b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4
 
 
 def checksum(frame: bytes) -> bytes:
-    """XXH3-64 of a frame without payload, 65 to 96 bytes behind offset 16 (FRAME.md, section 1)."""
+    """XXH3-64 of a frame without payload, 65 to 96 bytes after offset 16 (FRAME.md, section 1)."""
     data, seed, mask = frame[16:], int.from_bytes(frame[:8], "little"), 2**64 - 1
     assert 64 < len(data) <= 96
 

@@ -24,7 +24,7 @@ SCHEDULE = "schedule:0=0.1,3=0.5,6=0.02"
 
 
 def _settings(spec, control, steps, rules=None, variables=None, accumulate=0, branch=lambda step, rank: False, **options):
-    """What explain() says before the first and after every step, the counters, and what the ranks hold."""
+    """The output of explain() before the first and after every step, the counters, and the state of the ranks."""
     os.environ.update(variables or {})
     try:
         attached = {"control": control, "rules": rules}
@@ -111,7 +111,7 @@ def test_dc2_switches_to_float32_after_releasing_residuals(pools, mode):
 
 
 def _on_a_link(file, fast, slow, steps):
-    """What explain() says of the ratio: on an emulated link whose rate falls in the middle."""
+    """The ratio in explain(): on an emulated link whose rate falls in the middle."""
     file = f"{file}.{dist.get_rank()}"
     rate = f"{fast}"
     with open(file, "w", encoding="ascii") as out:

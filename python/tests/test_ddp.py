@@ -201,7 +201,7 @@ def test_stats_count_plain_all_reduce_bytes(ranks, buckets):
 
 
 def _flush(spec, steps, asking=(0, 1, 2, 3), again=None, **options):
-    """Four steps, a flush asked for by some ranks, and the norm of the residuals after every later step."""
+    """Four steps, a flush requested by some ranks, and the norm of the residuals after every later step."""
     import torch.distributed as dist
 
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, **options)

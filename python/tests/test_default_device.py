@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Where the program has another default for tensors: every one that laconic makes names its device and type."""
+"""With another default for tensors in the program, every tensor that laconic makes names its device and type."""
 
 from __future__ import annotations
 

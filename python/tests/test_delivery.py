@@ -92,7 +92,7 @@ def _steps(pools, **options) -> list:
 
 @pytest.mark.parametrize("spec", ["none", "3lc"])
 def test_small_buckets_are_delivered_in_waiting_thread(pools, spec):
-    """Up to the first long one, which DDP copies while later ones are on their way; a last one has none behind it."""
+    """Up to the first long one, which DDP copies while later ones are in flight; a last one has none after it."""
     small_ones = _steps(pools, spec=spec, width=48, buckets=200)
     assert len(small_ones) >= 3 and all(waits and not is_long for is_long, _, waits in small_ones)
     assert _steps(pools, spec=spec) == [[False, False, True], [True, False, False], [False, True, False]]

@@ -166,7 +166,7 @@ def _seconds_of_gathers():
 
 
 def test_gather_takes_its_time_on_emulated_link(pools):
-    """What ranks agree on goes this way."""
+    """The path of the values on which ranks agree."""
     for ((same, _), (also, slow)), sent in pools(3).run(_seconds_of_gathers):
         assert same and also and sent[-2:] == [2, 4000] and slow >= 0.15
 
@@ -357,7 +357,8 @@ def _all_let_go():
 
 
 def _policies():
-    """This thread's scheduling policy, those of the threads that attach begins, and that of its worker, which begins behind the group."""
+    """This thread's scheduling policy, those of the threads that attach begins, and that of its worker, which begins
+    after the group."""
     import os
 
     import torch.distributed as dist

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What users are told when a call cannot work: in words, with the next thing to try, on every rank, never a hang."""
+"""Errors of calls that cannot work: a message with the next thing to try, on every rank, never a hang."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_attach_names_type_of_its_argument():
 # ---- ranks: every one of them hears the same ----
 
 def _attach(per_rank=None, environment=None, register=None, python_reducer=False, **same):
-    """What attach raises on this rank, and that the group still works afterwards."""
+    """The error of attach on this rank, and that the group still works afterwards."""
     import os
 
     import torch
@@ -185,7 +185,7 @@ def test_one_rank_without_ddp_is_named_on_all(pools):
 
 
 def _attach_but_one(absent, patience):
-    """What attach raises where one rank never calls it."""
+    """The error of attach if one rank never calls it."""
     import torch
     import torch.distributed as dist
     import training
@@ -378,7 +378,7 @@ def test_emulated_rates_are_parsed(monkeypatch, tmp_path):
     limiter = emulate.limiter_from_environment()
     assert spend(limiter, 500) == 0.5
     clock[0] += 100
-    first, second = limiter.send(500), limiter.send(1000)  # one behind the other
+    first, second = limiter.send(500), limiter.send(1000)  # one after the other
     assert (first - clock[0], second - clock[0]) == (0.5, 1.5)
     clock[0] += 1.25
     slept.clear()

@@ -422,7 +422,7 @@ def _is_heard():
         faults._store = Looks(faults._store)
         said = faults.heard(RuntimeError("it broke"), 0.0).message
         closed = faults._broken()
-    dist.barrier(group=world)  # nobody else has closed a connection before
+    dist.barrier(group=world)  # no other rank has closed a connection before
     if engine.rank != 0:
         said, closed = faults.heard(RuntimeError("a connection was closed"), 0.0).message, faults._broken()
     dist.barrier(group=world)
@@ -479,7 +479,7 @@ def test_hanging_rank_is_noticed_within_group_timeout():
 
 
 def _hangs_in_a_hurry(spec):
-    """The group's time-out becomes 5 s, and rank 1 stands still in the step behind that; what rank 0 hears."""
+    """The group's timeout becomes 5 s, and rank 1 stands still in the step after that; returns what rank 0 reports."""
     import datetime
     import os
     import signal
@@ -609,7 +609,7 @@ def _engine_fails(spec, victims, at, late, patience=2, coalesce=False, **options
 
 
 def broke_off(result, rank):
-    """backward() raised, the failure names its bucket, and what came behind it also failed without the engine."""
+    """backward() raised, the failure names its bucket, and later buckets also failed without the engine."""
     error = result["last"]
     assert (error.code, error.name) == (62, "engine_failed") and str(error) in result["raised"]
     assert f"rank {rank}, bucket " in error.message and "step 2: " in error.message
@@ -721,7 +721,8 @@ def _sums_fail(spec, at_end):
 
 @pytest.mark.parametrize("at_end", [False, True])
 def test_failed_all_reduce_of_plain_bucket_breaks_handle(pools, at_end):
-    """Of means that are given at the end of backward(), the failure is heard there: the step's three buckets have gone out."""
+    """With means that are set at the end of backward(), the failure is raised there: the step's three buckets have been
+    sent."""
     for calls, raised, error in pools(2).run(_sums_fail, spec="none", at_end=at_end):
         assert calls == ([3, 3] if at_end else [1, 1])
         assert len(raised) == 2 and all(str(error) in text for text in raised)
@@ -731,7 +732,7 @@ def test_failed_all_reduce_of_plain_bucket_breaks_handle(pools, at_end):
 # ---- a residual that is not finite ----
 
 def _poisoned_residual(ask):
-    """Lines that this rank says when rank 1's residual turned infinite, asked for counters or not."""
+    """Lines that this rank logs when rank 1's residual turned infinite, with counters requested or not."""
     import contextlib
     import ctypes
     import io
@@ -756,7 +757,7 @@ def _poisoned_residual(ask):
         if ask == "state":
             handle.state_dict()
         if ask == "never":
-            handle.worker.commands.between_jobs(lambda: None)  # the look is behind the jobs
+            handle.worker.commands.between_jobs(lambda: None)  # the check comes after the jobs
         lines = heard.getvalue().splitlines()
         handle.close()
     worker.LOOK_EVERY = kept

@@ -60,7 +60,7 @@ def test_missing_follow_keeps_residuals(pools):
 
 
 def _delivered(follow):
-    """What the parameters moved, and what the residuals hold at the last rate, are together what plain SGD moves."""
+    """The change of the parameters plus the residuals at the last rate equals the change under plain SGD."""
     import torch.distributed as dist
 
     ddp, handle, _ = training.build(dist.group.WORLD, "topk:ratio=0.05")

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What GRACE's released code got wrong in the front: the numbers are those of docs/guide/methods.md."""
+"""Defects of GRACE's released code in the front end: the numbers are those of docs/guide/methods.md."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def _copied(how):
     for p in other.parameters():
         p.grad = None
     uncompressed = _steps(other, 1)
-    third = laconic.attach(copy.deepcopy(other), "topk:ratio=0.05", quiet=True)  # a wrapper that nobody keeps
+    third = laconic.attach(copy.deepcopy(other), "topk:ratio=0.05", quiet=True)  # a wrapper without a reference
     again = laconic.attach(other, "topk:ratio=0.05", quiet=True)
     compressed = _steps(other)
     kept = len(getattr(other, "_comm_hooks", [1]))
@@ -322,7 +322,8 @@ def _held() -> tuple[int, int]:
 
 
 def _cost_of_many():
-    """What fifteen more wrappers of a group take, two of which exchange in one backward(), and what is left when all are closed."""
+    """Memory of fifteen more wrappers of a group, two of which exchange in one backward(), and what is left when all
+    are closed."""
     gc.collect()  # what tests before have dropped
     dropped = _eventually(lambda: _threads() == 0)
     before, first = _held(), _wrapped()

@@ -112,7 +112,7 @@ def hf(spec="3lc", *, folder, until=8, resume=None, save_at=(), arguments=None, 
 
 
 def zero_lines(outcomes) -> list[str]:
-    """What rank 0 said of residuals; the other ranks say nothing."""
+    """Lines of rank 0 about residuals; the other ranks log none."""
     assert all(not outcome["lines"] for outcome in outcomes[1:]), outcomes
     return [line for line in outcomes[0]["lines"] if "residuals" in line]
 
@@ -346,7 +346,7 @@ class Strategy:
 
 
 class Fit:
-    """Lightning's Trainer: wraps the model for each fit, and lets go of the wrapper behind it."""
+    """Lightning's Trainer: wraps the model for each fit, and drops the wrapper afterwards."""
 
     def __init__(self, net, callback):
         self.net, self.callback, self.step = net, callback, 0

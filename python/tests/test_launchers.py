@@ -20,7 +20,7 @@ import laconic  # noqa: E402
 
 BOOTSTRAP = Path(laconic.__file__).parent / "launch" / "_bootstrap"
 
-# What all scripts share: a model that a codec takes, plain updates, a report of rank and parameters.
+# Shared by all scripts: a model that a codec takes, plain updates, a report of rank and parameters.
 COMMON = r'''
 import copy
 import gc

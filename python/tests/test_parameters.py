@@ -17,7 +17,7 @@ import laconic  # noqa: E402
 
 
 class Mixed(torch.nn.Module):
-    """A sparse embedding, float64 and complex weights beside an ordinary layer."""
+    """A sparse embedding, float64 and complex weights, and an ordinary layer."""
 
     def __init__(self, kinds):
         super().__init__()
@@ -192,7 +192,7 @@ def _sends_more(steps):
     with contextlib.redirect_stderr(heard):
         for _ in range(steps):
             ddp(torch.randn(2, 80)).square().mean().backward()
-        handle.worker.commands.between_jobs(lambda: None)  # the look is behind the jobs
+        handle.worker.commands.between_jobs(lambda: None)  # the check comes after the jobs
     return handle.stats()["ratio"], heard.getvalue()
 
 
@@ -205,7 +205,8 @@ def test_ratio_below_one_warns_once_on_rank_0(pools):
 
 
 def _perceptron_bytes(specs):
-    """What a rank sends in a step of the demo's perceptron, by spec and options; lengths are known after the first one."""
+    """Bytes that a rank sends in a step of the demo's perceptron, by spec and options; lengths are known after the
+    first one."""
     found = []
     for spec, options in specs:
         torch.manual_seed(3)
@@ -238,7 +239,7 @@ def test_small_ratios_without_ballast_send_a_third(pools):
 
 
 def _padded(spec, padding_idx=0, rules=None):
-    """What is said at attach."""
+    """The line at attach."""
     net, heard = torch.nn.Sequential(torch.nn.Embedding(50, 24, padding_idx=padding_idx), torch.nn.Linear(24, 80)), io.StringIO()
     net.small = torch.nn.Embedding(4, 4, padding_idx=1)
     with contextlib.redirect_stderr(heard):

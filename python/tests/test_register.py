@@ -247,7 +247,7 @@ def test_different_or_impossible_settings_are_refused(pools, different, word):
 
 
 def _failing(what, bad, state_before=False):
-    """Three steps, the second of which fails on rank `bad`; gives what each rank heard and held."""
+    """Three steps, the second of which fails on rank `bad`; returns what each rank reported and held."""
     import torch.distributed as dist
 
     own_codecs.register()
@@ -291,7 +291,7 @@ def test_codec_that_raises_on_one_rank_fails_all_without_loss(pools, what, words
 
 
 def _chained():
-    """What Python raised on rank 1, as every rank's handle has it, and a payload that is too long."""
+    """An error that Python raised on rank 1, as every rank's handle reports it, and a payload that is too long."""
     import torch.distributed as dist
 
     class Long(own_codecs.Largest):

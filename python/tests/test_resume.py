@@ -33,7 +33,7 @@ def test_resume_works_with_other_layouts(pools, options):
 @pytest.mark.parametrize("options", [{}, {"warmup": 4}, {"warmup": 5}, {"warmup": 3}])
 @pytest.mark.parametrize("spec", ["powersgd:rank=2", "bf16", "3lc"])
 def test_resume_works_with_divided_buckets(pools, spec, options):
-    """Saved after four steps: the engine's sums are cut as they were, in a warm-up by bucket, behind it by part."""
+    """Saved after four steps: the engine's sums are cut as before, in a warm-up by bucket, afterwards by part."""
     hashes = pools(3).run(training.resume, spec=spec, buckets=2, attach_options={"part": 4096, "window": 3, **options})
     assert all(h == hashes[0] for h in hashes) and hashes[0][0] == hashes[0][1]
 
@@ -108,7 +108,7 @@ def test_state_saved_during_flush_continues_it(pools, spec, asked):
 
 @pytest.mark.parametrize("asked", [2, 3])
 def test_bucket_groups_are_independent_of_policy_state(pools, asked):
-    """Of a ratio of 0.9 fewer buckets would travel together, and a flush has the engine's sums."""
+    """With a ratio of 0.9 fewer buckets would be sent together, and a flush has the engine's sums."""
     options = {"spec": "topk:ratio=0.05", "buckets": 16, "width": 220, "attach_options": {"control": "schedule:0=0.05,1=0.9"}}
     flushed = pools(3).run(training.resume, flush=(asked, 4), **options)
     assert all(h == flushed[0] for h in flushed) and flushed[0][0] == flushed[0][1]

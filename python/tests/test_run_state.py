@@ -174,7 +174,7 @@ def hash_of(outcomes):
 
 
 def line(outcomes):
-    """What rank 0 says of residuals; nobody else says anything."""
+    """Lines of rank 0 about residuals; other ranks log none."""
     assert all(o.notices == [] for o in outcomes[1:]), [o.notices for o in outcomes]
     found = [notice for notice in outcomes[0].notices if "residuals" in notice]
     assert len(found) == 1, outcomes[0].err

@@ -24,7 +24,8 @@ if why := pretend.why_not():
 from laconic import selftest  # noqa: E402
 
 
-#: `python -m laconic.selftest` where the device is there in every process, and changes values in copies of so many bytes
+#: `python -m laconic.selftest` where the device is there in every process, and changes values in copies of this number
+#: of bytes
 ON_PRETEND = f"""
 import os, sys
 

@@ -66,7 +66,7 @@ class Job:
         self.ranks = {int(path.suffix[1:]): json.loads(path.read_text()) for path in folder.glob(f"{function}.[0-9]*")}
 
     def same(self, ranks):
-        """What all ranks gave, the same on all."""
+        """The results of all ranks, the same on all."""
         assert sorted(self.ranks) == list(range(ranks)) and set(self.status) == {0}, self.output
         assert all(given == self.ranks[0] for given in self.ranks.values()), self.ranks
         return self.ranks[0]
@@ -237,7 +237,7 @@ except laconic.LaconicError as error:
 
 
 def side_by_side(engine, folder, cpp, python, first):
-    """What a rank of C++ and one of Python print, in the order of their ranks; their arguments are given."""
+    """The output of a rank of C++ and one of Python, in the order of their ranks; their arguments are given."""
     need(engine)
     program = LIBRARIES.parent / "bin" / ("beside_python" if engine == "gloo" else f"beside_python_{engine}")
     assert program.exists(), "it is built where the plug-in is, by the target laconic_launched"
@@ -268,7 +268,7 @@ BESIDE = {"good": "", "python's spec": "unknown codec 'tokp'", "C++'s spec": "un
                                               if engine == "gloo" or case != "python leaves"])
 @pytest.mark.parametrize("first", ["cpp", "python"])
 def test_ranks_of_cpp_and_python_share_a_job(tmp_path, engine, case, first):
-    """What one of them cannot do is one message on both, at once."""
+    """An unsupported request of one of them is one message on both, without waiting."""
     words = BESIDE[case]
     spec = "none" if case == "good" else "3lc"
     said = side_by_side(engine, tmp_path, ["tokp" if case == "C++'s spec" else spec, "3"],

@@ -34,7 +34,7 @@ class Run:
             self.at += 1
 
     def set(self, **settings):
-        """Where residuals have no place, behind them."""
+        """Set where residuals cannot be carried over, and afterwards."""
         version = self.handle.explain()["settings"][-1]["version"]
         self.handle.set(**settings)
         if self.handle.explain()["settings"][-1]["version"] == version:
@@ -80,7 +80,7 @@ def test_bucket_follows_its_settings(pools):
 
 
 def _as_plain_ddp():
-    """Behind a set to none, and a flush, every step is plain DDP's."""
+    """After a set to none, and a flush, every step is plain DDP's."""
     run = Run("topk:ratio=0.1")
     run.train(2)
     run.set(spec="none")
@@ -166,7 +166,7 @@ def _within_an_iteration():
             said.append(error.name)
 
     run.train(2)
-    next(run.ddp.module.first.parameters()).register_hook(hook)  # behind the first bucket
+    next(run.ddp.module.first.parameters()).register_hook(hook)  # after the first bucket
     run.train(2)
     return said, run.end()
 
@@ -323,7 +323,7 @@ def test_engine_failure_while_set_waits_loses_nothing(pools):
 
 
 def _saved():
-    """What is saved behind a set goes on in a run that attaches with it."""
+    """State saved after a set continues in a run that attaches with it."""
     hashes = []
     for interrupted in (False, True):
         run = Run("3lc", buckets=2)

@@ -194,7 +194,7 @@ def _uneven():
     _, optimizer = build("AdamW", net=net)
     reference = torch.optim.AdamW([p for p in other.parameters() if p.requires_grad], **OPTIMIZERS["AdamW"])
     for step in range(5):
-        for p in other.parameters():  # a gradient that nobody has is zero here
+        for p in other.parameters():  # a gradient that no rank has is zero here
             p.grad = torch.zeros_like(p)
         optimizer.zero_grad()
         for r in range(world):
@@ -450,7 +450,7 @@ def test_one_rank_is_the_plain_optimizer(caplog):
 
 
 def _order(steps):
-    """What a rank does, in order: numbers are pushes."""
+    """The actions of a rank, in order: numbers are pushes."""
     rank = dist.get_rank()
     net, optimizer = build("AdamW", "3lc")
     pushes, did = optimizer._work.pushes, []
@@ -479,7 +479,7 @@ def test_buckets_are_pushed_during_backward_in_one_order(pools):
 
 
 def _dropped():
-    """One that nobody has closed, and another one of the same model."""
+    """One that was not closed, and another one of the same model."""
     import threading
 
     rank = dist.get_rank()

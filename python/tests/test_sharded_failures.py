@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a ShardedOptimizer refuses, and a rank that fails or is gone: every other one learns of it in time."""
+"""Refusals of a ShardedOptimizer, and a rank that fails or is gone: every other one receives the error in time."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_failure_of_one_rank_is_error_on_all_and_run_continues(pools, case):
 
 
 def _said(case):
-    """What a rank alone gets."""
+    """The error of a rank alone."""
     net, optimizer = build("AdamW", "3lc")
     try:
         if case == "scaler":

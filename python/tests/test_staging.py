@@ -66,7 +66,7 @@ def staged(device):
 
 
 def late(device, compute=0, down=0, up=0) -> None:
-    """How much later than asked for things happen, in microseconds. On CUDA gradients are late as training.Late has it."""
+    """Delay of operations, in microseconds. On CUDA gradients are late as in training.Late."""
     if device == "pretend":
         pretend.delay(compute, down, up)
 
@@ -200,7 +200,7 @@ class Hasty(staging.HostStage):
 
 
 class Early(staging.HostStage):
-    """The future is not ordered behind the copy to the device."""
+    """The future is not ordered after the copy to the device."""
 
     def deliver(self, ticket, future, error=None):
         aside = torch.futures.Future(devices=self.devices)
@@ -290,7 +290,7 @@ def _reused(device, microseconds):
             torch.cuda._sleep(1000 * microseconds)
     future = torch.futures.Future(devices=stage.devices)
     stage.deliver(ticket, future)
-    again = stage.fetch(layout, [(0, second)])  # as behind a backward() that failed
+    again = stage.fetch(layout, [(0, second)])  # as after a backward() that failed
     stage.ready(again)
     arrived = again.host.clone()
     torch.accelerator.synchronize()
@@ -338,7 +338,7 @@ def test_hook_never_waits(staged, device):
 # ---- faults ------------------------------------------------------------------------------------------------------------
 
 def _fails(device, victim=None, copies=0):
-    """Trains until a backward() fails; what it said, and what is left behind."""
+    """Trains until a backward() fails; returns its error, and what is left."""
     import signal
 
     ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=3, device=device)
@@ -387,7 +387,8 @@ def test_failed_copy_on_one_rank_reaches_all(device):
 
 
 def _raises(device, where):
-    """Rank 1's gradients do not reach the host, as is seen in the hook or in the worker: told to all; the next step goes on."""
+    """Rank 1's gradients do not reach the host, as is seen in the hook or in the worker: all ranks report it; the next
+    step works."""
     ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, device=device, coalesce=False)
     rank, said = dist.get_rank(), []
     for step in range(3):
@@ -514,7 +515,7 @@ def test_pinned_memory_matches_gradients_and_never_grows(staged, device):
         assert staged_bytes == steps * 2 * gradients
 
 
-# ---- what is told ------------------------------------------------------------------------------------------------------
+# ---- reports -----------------------------------------------------------------------------------------------------------
 
 def _told(device):
     heard = io.StringIO()

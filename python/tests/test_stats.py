@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a handle tells: where the time went, in figures and to torch's profiler; what the start line says."""
+"""Reports of a handle: where the time went, in figures and to torch's profiler; the line at start."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_queue_and_backward_wait_measure_what_they_name(pools):
 
 
 def _nothing_waits():
-    """Plain sums are nobody's wait: the worker has no part in them."""
+    """Plain sums count as no wait: the worker has no part in them."""
     ddp, handle, optimizer = training.build(dist.group.WORLD, "none", buckets=2)
     for step in range(3):
         training.step_once(ddp, optimizer, dist.get_rank(), step)

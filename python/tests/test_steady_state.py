@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a step costs and does not cost: backward goes on meanwhile, no round carries only control, threads change no bit."""
+"""The cost of a step: backward continues meanwhile, no round carries only control, threads change no bit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _CountedGroup:
 
 
 def _rounds(spec, buckets, steps=4, small=64, without=(), **options):
-    """Collectives of `steps` steps after DDP has settled: as counted by the session, and as torch was asked for them."""
+    """Collectives of `steps` steps after DDP has settled: as counted by the session, and as requested from torch."""
     import torch.distributed as dist
 
     import laconic

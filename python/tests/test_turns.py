@@ -103,7 +103,7 @@ def test_calls_from_backward_are_refused_and_change_nothing(pools, where):
 
 
 def _stands_still():
-    """Rank 1 stands still within a step until rank 0, which waits for it, was told to save what it has."""
+    """Rank 1 stands still within a step until rank 0, which waits for it, was made to save its state."""
     ddp, handle, optimizer = _built()
     store, rank, said = dist.distributed_c10d._get_default_store(), dist.get_rank(), []
     last = handle.state_dict()
@@ -138,7 +138,7 @@ def test_signal_handler_saves_last_state_while_peer_is_stalled(pools):
 
 
 def _from_another_thread(name):
-    """Rank 0's other thread calls within the third step: what it got, and the state behind that step."""
+    """Rank 0's other thread calls within the third step: its result, and the state after that step."""
     ddp, handle, optimizer = _built()
     call, got, on_bucket, threads = calls(handle)[name], [], handle.hook.on_bucket, []
 
@@ -200,7 +200,7 @@ def test_states_are_repeatedly_read_from_another_thread(pools):
 
 
 def _never_ends(how):
-    """A call of another thread in a step that does not end while it waits: what it is told."""
+    """A call of another thread in a step that does not end while it waits: its error."""
     ddp, handle, optimizer = _built()
     said, on_bucket, kept = [], handle.hook.on_bucket, steps.seconds
     steps.seconds = (lambda group: 0.2) if how == "in time" else kept
@@ -241,7 +241,7 @@ def test_unfinished_step_is_reported_to_another_thread(pools):
 
 
 def _forked():
-    """What a child that was forked from this process hears."""
+    """The error in a child that was forked from this process."""
     ddp, handle, optimizer = _built()
     asked, (here, there) = calls(handle), os.pipe()
     child = os.fork()
@@ -292,7 +292,7 @@ def test_turns_follow_order_of_requests():
         call("third")
     assert order == []
     of.end_step()
-    of.begin_step()  # behind those that had asked before
+    of.begin_step()  # after those that had asked before
     order.append("step")
     of.end_step()
     for thread in threads:
@@ -332,7 +332,7 @@ def test_step_aborted_by_signal_handler_leaves_no_trace():
 
 
 def test_autograd_thread_trains_for_main_thread():
-    """As behind backward() on an accelerator, whose hooks run in a thread that Python has not started."""
+    """The same after backward() on an accelerator, whose hooks run in a thread that Python has not started."""
     import _thread
 
     of, begun = turns.Turns(), threading.Event()

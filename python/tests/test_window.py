@@ -35,7 +35,8 @@ def test_replicas_are_identical_with_engine_addition(pools):
 
 
 def _mixed(**options):
-    """Of 16 tensors three are long, each with a short one before or behind it; two short ones come before them, eight behind."""
+    """Three of 16 tensors are long, each with a short one before or after it; two short ones come before them, eight
+    after."""
     torch.manual_seed(7)
     widths = [20, 20, 20, 20, 260, 260, 260, 260, 5]
     layers = [layer for pair in zip(widths, widths[1:]) for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())]

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What the worker's thread does with a task that raises, and with a loss scale that residuals cannot follow."""
+"""The worker's thread with a task that raises, and with a loss scale that residuals cannot follow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from laconic.exchange import worker as of_worker  # noqa: E402
 # ---- loss scales ----
 
 class Scaler:
-    """What attach wants of a GradScaler."""
+    """Attach's requirements on a GradScaler."""
 
     scale = 1024.0
 
@@ -87,7 +87,7 @@ def test_zero_loss_scale_continues_as_in_plain_ddp(pools):
 # ---- a task that raises ----
 
 class Unexpected(BaseException):
-    """Of no kind that anybody has thought of."""
+    """An error of an unknown kind."""
 
 
 RAISED = [RuntimeError("told to"), ValueError("told to"), MemoryError("told to"), KeyboardInterrupt("told to"), SystemExit("told to"),
@@ -140,7 +140,7 @@ def patient():
                          ids=lambda what: what if isinstance(what, str) else type(what).__name__)
 def test_task_that_raises_fails_waiters_on_every_rank(patient, task, error):
     for said, last, states, alive, steps in patient.run(_raises_once, task=task, error=error, seconds=120):
-        texts = {text.partition("\n")[0] for text in said}  # behind it torch may say from where
+        texts = {text.partition("\n")[0] for text in said}  # torch may append where it was raised
         assert len(said) >= 4 and len(texts) <= 2 and all("told to" in text for text in texts), said
         assert last.name == "engine_failed" and "rank 1" in last.message
         assert states and not alive and steps == 8
