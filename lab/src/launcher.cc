@@ -10,7 +10,7 @@
 #include "control.h"
 #include "mounts.h"
 #include "network.h"
-#include "worker.h"
+#include "program.h"
 
 namespace laconic::lab {
 namespace {

@@ -48,14 +48,14 @@ std::string status_of(const std::optional<Ending>& ending) {
   return ending ? describe(*ending) : "running";
 }
 
-std::string worker_row(const WorkerReport& w, const HostReport& host) {
+std::string program_row(const ProgramReport& w, const HostReport& host) {
   return table_row(
       {w.rank ? std::to_string(*w.rank) : "-", host.address,
        w.core < 0 ? "-" : std::to_string(w.core), status_of(w.ending)},
       w.local_rank == 0 ? counter_cells(host.port) : std::vector<std::string>{"", "", "", ""});
 }
 
-bool launched(const Report& r) { return !r.workers.empty() && !r.workers[0].rank; }
+bool launched(const Report& r) { return !r.programs.empty() && !r.programs[0].rank; }
 
 /// "4 hosts", "4 hosts of 2 ranks".
 std::string size_of(const Report& r) {
@@ -69,15 +69,15 @@ std::string launcher_rows(const Report& r) {
   std::string text;
   for (std::size_t i = 0; i < r.hosts.size(); ++i)
     text += table_row({std::to_string(i), r.hosts[i].address, "-",
-                       i == 0 && !r.workers.empty() ? status_of(r.workers[0].ending) : "-"},
+                       i == 0 && !r.programs.empty() ? status_of(r.programs[0].ending) : "-"},
                       counter_cells(r.hosts[i].port));
   return text;
 }
 
-std::string worker_rows(const Report& r) {
+std::string program_rows(const Report& r) {
   std::string text;
-  for (const WorkerReport& worker : r.workers)
-    text += worker_row(worker, r.hosts[static_cast<std::size_t>(worker.host)]);
+  for (const ProgramReport& program : r.programs)
+    text += program_row(program, r.hosts[static_cast<std::size_t>(program.host)]);
   return text;
 }
 
@@ -159,19 +159,19 @@ void put(JsonText& json, const char* key, const std::optional<T>& x) {
     json.null();
 }
 
-void put_end_of(JsonText& json, const WorkerReport& w) {
+void put_end_of(JsonText& json, const ProgramReport& w) {
   json.field("core", w.core < 0 ? std::nullopt : std::optional(w.core));
   put_ending(json, w.ending);
 }
 
-void put_rank(JsonText& json, const WorkerReport& w) {
+void put_rank(JsonText& json, const ProgramReport& w) {
   json.open('{').field("rank", *w.rank).field("host", w.host).field("local_rank", w.local_rank);
   put_end_of(json, w);
   json.close('}');
 }
 
 /// With `only`, the one rank of the host.
-void put_host(JsonText& json, std::size_t host, const HostReport& h, const WorkerReport* only) {
+void put_host(JsonText& json, std::size_t host, const HostReport& h, const ProgramReport* only) {
   json.open('{').field("host", host);
   if (only != nullptr) json.field("rank", *only->rank);
   json.field("address", h.address);
@@ -184,18 +184,18 @@ void put_ends(JsonText& json, const Report& r) {
   json.key("launcher");
   if (launched(r)) {
     json.open('{');
-    put_ending(json, r.workers[0].ending);
+    put_ending(json, r.programs[0].ending);
     json.close('}');
   } else {
     json.null();
   }
   json.key("per_rank").open('[');
-  for (const WorkerReport& worker : r.workers)
-    if (worker.rank) put_rank(json, worker);
-  const bool one_rank_each = r.workers.size() == r.hosts.size() && !launched(r);
+  for (const ProgramReport& program : r.programs)
+    if (program.rank) put_rank(json, program);
+  const bool one_rank_each = r.programs.size() == r.hosts.size() && !launched(r);
   json.close(']').key("per_host").open('[');
   for (std::size_t i = 0; i < r.hosts.size(); ++i)
-    put_host(json, i, r.hosts[i], one_rank_each ? &r.workers[i] : nullptr);
+    put_host(json, i, r.hosts[i], one_rank_each ? &r.programs[i] : nullptr);
   json.close(']');
 }
 
@@ -292,7 +292,7 @@ std::string to_text(const Report& r) {
   if (r.forwarder) text += forwarder_line(*r.forwarder);
   text += row({launched(r) ? "host" : "rank", "address", "core", "status", "sent bytes",
                "received bytes", "sent pkts", "recv pkts"});
-  text += launched(r) ? launcher_rows(r) : worker_rows(r);
+  text += launched(r) ? launcher_rows(r) : program_rows(r);
   for (const HostReport& host : r.beside)
     text +=
         table_row({"beside", host.address, "-", status_of(host.ending)}, counter_cells(host.port));

@@ -9,7 +9,7 @@
 
 #include "link.h"
 #include "options.h"
-#include "worker.h"
+#include "program.h"
 
 namespace laconic {
 class JsonText;
@@ -23,7 +23,7 @@ struct HostReport {
   std::optional<Ending> ending;  ///< of the COMMAND of --beside
 };
 
-struct WorkerReport {
+struct ProgramReport {
   std::optional<int> rank;  ///< none: the launcher
   int host = 0;
   int local_rank = 0;
@@ -57,7 +57,7 @@ struct Report {
   Duration time{};
   int per_host = 1;
   std::vector<HostReport> hosts;
-  std::vector<WorkerReport> workers;
+  std::vector<ProgramReport> programs;
   std::string at_beside;
   std::vector<HostReport> beside;
   std::optional<SwitchReport> at_switch;

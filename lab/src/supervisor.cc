@@ -109,9 +109,9 @@ Result<void> Supervisor::prepare(int lifeline) {
 
 /// The ranks start now, or when the COMMAND in the switch is ready.
 Result<void> Supervisor::begin() {
-  if (options_.at_switch.empty()) return start_workers();
+  if (options_.at_switch.empty()) return start_programs();
   switch_.emplace().host = kSwitch;
-  if (auto started = start_worker(options_, *link_, files_, *switch_); !started) return started;
+  if (auto started = start_program(options_, *link_, files_, *switch_); !started) return started;
   if (auto relayed = relay_output(*switch_); !relayed) return relayed;
   await_switch(kSwitchLooks);
   return {};
@@ -121,47 +121,47 @@ void Supervisor::await_switch(uint32_t looks) {
   if (released_ || switch_->ending) return;
   if (looks != 0 && !has_open_port())
     return loop_.at(Clock::now() + kSwitchLook, [this, looks] { await_switch(looks - 1); });
-  if (auto started = start_workers(); !started) {
+  if (auto started = start_programs(); !started) {
     error_ = started.error();
     loop_.stop();
   }
 }
 
-Result<void> Supervisor::start_workers() {
-  workers_ = plan_workers(options_, usable_cores());
+Result<void> Supervisor::start_programs() {
+  programs_ = plan_programs(options_, usable_cores());
   beside_ = plan_beside(options_);
   start_ = Clock::now();
   link_->begin();
   rates_.push_back({Duration(0), shaping_.rate, "start"});
-  for (std::vector<Worker>* all : {&workers_, &beside_})
-    for (Worker& worker : *all) {
-      if (auto started = start_worker(options_, *link_, files_, worker); !started) return started;
-      if (auto relayed = relay_output(worker); !relayed) return relayed;
+  for (std::vector<Program>* all : {&programs_, &beside_})
+    for (Program& program : *all) {
+      if (auto started = start_program(options_, *link_, files_, program); !started) return started;
+      if (auto relayed = relay_output(program); !relayed) return relayed;
     }
   plan_timers();
   return {};
 }
 
-Result<void> Supervisor::relay_output(Worker& worker) {
+Result<void> Supervisor::relay_output(Program& program) {
   if (options_.raw) return {};
   // stdout belongs to the JSON object alone.
   const int target = options_.json ? STDERR_FILENO : STDOUT_FILENO;
-  if (auto out = relay_stream(worker, std::move(worker.out), target, ".out"); !out) return out;
-  return relay_stream(worker, std::move(worker.err), STDERR_FILENO, ".err");
+  if (auto out = relay_stream(program, std::move(program.out), target, ".out"); !out) return out;
+  return relay_stream(program, std::move(program.err), STDERR_FILENO, ".err");
 }
 
-Result<void> Supervisor::relay_stream(Worker& worker, Fd source, int target, const char* suffix) {
+Result<void> Supervisor::relay_stream(Program& program, Fd source, int target, const char* suffix) {
   Fd log;
   if (!options_.logs.empty()) {
     const std::string path =
         options_.logs + "/" +
-        (worker.rank ? "rank" + std::to_string(*worker.rank) : called(worker)) + suffix;
+        (program.rank ? "rank" + std::to_string(*program.rank) : called(program)) + suffix;
     log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
     if (!log) return system_error("opening the log " + path);
   }
   std::string prefix;
-  if (worker.host == kSwitch || is_beside(worker.host)) prefix = "[" + called(worker) + "] ";
-  if (worker.rank && workers_.size() > 1) prefix = "[" + std::to_string(*worker.rank) + "] ";
+  if (program.host == kSwitch || is_beside(program.host)) prefix = "[" + called(program) + "] ";
+  if (program.rank && programs_.size() > 1) prefix = "[" + std::to_string(*program.rank) + "] ";
   LineRelay& relay = relays_.emplace_back(std::move(source), target, prefix, std::move(log));
   loop_.watch(relay.source(), [this, &relay] {
     if (!relay.drain()) loop_.remove(relay.source());
@@ -216,33 +216,33 @@ void Supervisor::reap() {
       on_forwarder_ending(ending_from(status));
       continue;
     }
-    const auto is_it = [pid](const Worker* w) { return w->pid == pid; };
-    const std::vector<Worker*> others = companions();
+    const auto is_it = [pid](const Program* w) { return w->pid == pid; };
+    const std::vector<Program*> others = companions();
     if (const auto found = std::find_if(others.begin(), others.end(), is_it);
         found != others.end()) {
       (*found)->ending = ending_from(status);
       is_beside((*found)->host) ? on_beside_ending(**found) : on_switch_ending();
       continue;
     }
-    const auto worker = std::find_if(workers_.begin(), workers_.end(),
-                                     [&](const Worker& w) { return w.pid == pid; });
-    if (worker == workers_.end()) continue;  // an orphan of a COMMAND
-    worker->ending = ending_from(status);
-    on_ending(*worker);
+    const auto program = std::find_if(programs_.begin(), programs_.end(),
+                                      [&](const Program& w) { return w.pid == pid; });
+    if (program == programs_.end()) continue;  // an orphan of a COMMAND
+    program->ending = ending_from(status);
+    on_ending(*program);
   }
 }
 
-void Supervisor::on_ending(Worker& worker) {
-  if (std::all_of(workers_.begin(), workers_.end(),
-                  [](const Worker& w) { return w.ending.has_value(); }))
+void Supervisor::on_ending(Program& program) {
+  if (std::all_of(programs_.begin(), programs_.end(),
+                  [](const Program& w) { return w.ending.has_value(); }))
     return end_companions();
-  if (worker.ending->good() || options_.keep_going || stopping_) return;
+  if (program.ending->good() || options_.keep_going || stopping_) return;
   loop_.at(Clock::now() + options_.grace, [this] { stop(std::nullopt); });
 }
 
 void Supervisor::on_switch_ending() {
   if (released_) return;
-  if (workers_.empty()) {
+  if (programs_.empty()) {
     error_ = failures();
     return loop_.stop();
   }
@@ -251,11 +251,11 @@ void Supervisor::on_switch_ending() {
 }
 
 /// What stands beside the ranks does not decide about the run, unless it never was there.
-void Supervisor::on_beside_ending(const Worker& worker) {
-  if (released_ || stopping_ || worker.ending->good()) return;
-  if (!not_started(*worker.ending)) {
-    const std::string line = "laconic lab: the COMMAND on " + called(worker) + " failed (" +
-                             describe(*worker.ending) + "); the ranks go on\n";
+void Supervisor::on_beside_ending(const Program& program) {
+  if (released_ || stopping_ || program.ending->good()) return;
+  if (!not_started(*program.ending)) {
+    const std::string line = "laconic lab: the COMMAND on " + called(program) + " failed (" +
+                             describe(*program.ending) + "); the ranks go on\n";
     write_all(STDERR_FILENO, line);
   } else if (!options_.keep_going) {
     stop(std::nullopt);
@@ -267,9 +267,9 @@ void Supervisor::on_forwarder_ending(const Ending& ending) {
              "without it nothing arrives"});
 }
 
-std::vector<Worker*> Supervisor::companions() {
-  std::vector<Worker*> all;
-  for (Worker& worker : beside_) all.push_back(&worker);
+std::vector<Program*> Supervisor::companions() {
+  std::vector<Program*> all;
+  for (Program& program : beside_) all.push_back(&program);
   if (switch_) all.push_back(&*switch_);
   return all;
 }
@@ -279,10 +279,10 @@ void Supervisor::end_companions() {
   if (released_) return;
   if (!error_) error_ = failures();  // what they make of SIGTERM does not count
   released_ = true;
-  for (const Worker* one : companions())
+  for (const Program* one : companions())
     if (one->pid > 0) kill(-one->pid, SIGTERM);
   loop_.at(Clock::now() + kKillAfter, [this] {
-    for (const Worker* one : companions())
+    for (const Program* one : companions())
       if (one->pid > 0) kill(-one->pid, SIGKILL);
   });
   await_companions();
@@ -290,7 +290,7 @@ void Supervisor::end_companions() {
 
 /// A shell dies of the signal before what it has started comes to its end.
 void Supervisor::await_companions() {
-  for (const Worker* one : companions())
+  for (const Program* one : companions())
     if (one->pid > 0 && kill(-one->pid, 0) == 0)
       return loop_.at(Clock::now() + std::chrono::milliseconds(10), [this] { await_companions(); });
   loop_.stop();
@@ -301,15 +301,15 @@ void Supervisor::stop(std::optional<Error> why) {
   stopping_ = true;
   error_ = std::move(why);
   if (!error_) error_ = failures();  // now, before those that we end look like failures too
-  if (workers_.empty()) return end_companions();
+  if (programs_.empty()) return end_companions();
   signal_all(SIGTERM);
   loop_.at(Clock::now() + kKillAfter, [this] { signal_all(SIGKILL); });
 }
 
 void Supervisor::signal_all(int signal) {
-  for (const Worker& worker : workers_)
-    if (worker.pid > 0 && (!worker.ending || signal == SIGKILL)) kill(-worker.pid, signal);
-  for (const Worker* one : companions())
+  for (const Program& program : programs_)
+    if (program.pid > 0 && (!program.ending || signal == SIGKILL)) kill(-program.pid, signal);
+  for (const Program* one : companions())
     if (one->pid > 0 && signal == SIGKILL) kill(-one->pid, signal);
 }
 
@@ -403,24 +403,25 @@ ControlServer::Answer Supervisor::answer_enter(std::string_view name) {
   return {json.close(']').close('}').take(), namespaces};
 }
 
-std::string Supervisor::name_of(const Worker& worker) const {
-  if (!worker.rank) return {};
-  const std::string rank = "rank " + std::to_string(*worker.rank);
-  return (options_.per_host > 1 ? rank + " on " + host_name(worker.host) : rank) + " ";
+std::string Supervisor::name_of(const Program& program) const {
+  if (!program.rank) return {};
+  const std::string rank = "rank " + std::to_string(*program.rank);
+  return (options_.per_host > 1 ? rank + " on " + host_name(program.host) : rank) + " ";
 }
 
 std::optional<Error> Supervisor::failures() const {
   std::string names;
-  for (const Worker& worker : workers_)
-    if (worker.ending && !worker.ending->good())
-      names += (names.empty() ? "" : ", ") + name_of(worker) + "(" + describe(*worker.ending) + ")";
+  for (const Program& program : programs_)
+    if (program.ending && !program.ending->good())
+      names +=
+          (names.empty() ? "" : ", ") + name_of(program) + "(" + describe(*program.ending) + ")";
   std::string what;
   if (switch_ && switch_->ending && !released_)
     what = "the COMMAND in the switch ended (" + describe(*switch_->ending) + ") before the ranks";
-  for (const Worker& worker : beside_)
-    if (worker.ending && not_started(*worker.ending))
-      what += (what.empty() ? "" : "; ") + ("the COMMAND on " + called(worker)) +
-              " could not be started (" + describe(*worker.ending) + ")";
+  for (const Program& program : beside_)
+    if (program.ending && not_started(*program.ending))
+      what += (what.empty() ? "" : "; ") + ("the COMMAND on " + called(program)) +
+              " could not be started (" + describe(*program.ending) + ")";
   if (!names.empty()) {
     const std::string where = options_.launcher ? " " : " on ";
     what += (what.empty() ? "" : "; ") + ("COMMAND failed" + where + names);
@@ -476,9 +477,9 @@ Report Supervisor::report() {
     (is_beside(all[i]) ? r.beside : r.hosts).push_back(std::move(one));
   }
   r.at_beside = options_.at_beside;
-  for (const Worker& worker : workers_)
-    r.workers.push_back({worker.rank, worker.host, worker.local_rank,
-                         worker.cores.size() == 1 ? worker.cores[0] : -1, worker.ending});
+  for (const Program& program : programs_)
+    r.programs.push_back({program.rank, program.host, program.local_rank,
+                          program.cores.size() == 1 ? program.cores[0] : -1, program.ending});
   return r;
 }
 

@@ -15,8 +15,8 @@
 #include "control.h"
 #include "event_loop.h"
 #include "output.h"
+#include "program.h"
 #include "report.h"
-#include "worker.h"
 
 namespace laconic::lab {
 
@@ -33,20 +33,20 @@ class Supervisor {
   Result<void> prepare(int lifeline);
   Result<void> begin();
   void await_switch(uint32_t looks);
-  Result<void> start_workers();
-  Result<void> relay_output(Worker& worker);
-  Result<void> relay_stream(Worker& worker, Fd source, int target, const char* suffix);
+  Result<void> start_programs();
+  Result<void> relay_output(Program& program);
+  Result<void> relay_stream(Program& program, Fd source, int target, const char* suffix);
   void plan_timers();
   void plan_turn(std::size_t turn);
   void on_signal();
   void reap();
-  void on_ending(Worker& worker);
+  void on_ending(Program& program);
   void on_switch_ending();
-  void on_beside_ending(const Worker& worker);
+  void on_beside_ending(const Program& program);
   void on_forwarder_ending(const Ending& ending);
   void end_companions();
   void await_companions();
-  std::vector<Worker*> companions();
+  std::vector<Program*> companions();
   void stop(std::optional<Error> why);
   void signal_all(int signal);
   Result<void> change_rate(BitRate rate, const char* cause);
@@ -58,7 +58,7 @@ class Supervisor {
   ControlServer::Answer answer_enter(std::string_view host);
   [[nodiscard]] std::optional<Error> failures() const;
   [[nodiscard]] Duration elapsed() const;
-  [[nodiscard]] std::string name_of(const Worker& worker) const;
+  [[nodiscard]] std::string name_of(const Program& program) const;
   Result<std::vector<PortCounters>> counters();
   Report report();
 
@@ -69,10 +69,10 @@ class Supervisor {
   ControlServer control_;
   Fd signals_;
   std::list<LineRelay> relays_;
-  std::vector<Worker> workers_;   ///< none until the switch's COMMAND is ready
-  std::vector<Worker> beside_;    ///< of --beside, started with them
-  std::optional<Worker> switch_;  ///< of --switch
-  bool released_ = false;         ///< these two may end now
+  std::vector<Program> programs_;  ///< none until the switch's COMMAND is ready
+  std::vector<Program> beside_;    ///< of --beside, started with them
+  std::optional<Program> switch_;  ///< of --switch
+  bool released_ = false;          ///< these two may end now
   std::vector<RateEvent> rates_;
   std::vector<PortCounters> at_start_;
   Shaping shaping_;

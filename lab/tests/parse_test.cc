@@ -9,8 +9,8 @@
 #include "../src/counters.h"
 #include "../src/network.h"
 #include "../src/options.h"
+#include "../src/program.h"
 #include "../src/units.h"
-#include "../src/worker.h"
 
 namespace laconic::lab {
 namespace {
@@ -277,42 +277,42 @@ TEST(LabOptions, ArgumentsAfterOnHostFormCommand) {
   EXPECT_TRUE(parse_options({"--", "ssh", "--on", "host1"})->on.empty());
 }
 
-TEST(LabWorkers, RanksOfOneHostAreConsecutive) {
+TEST(LabPrograms, RanksOfOneHostAreConsecutive) {
   Options options;
   options.hosts = 2;
   options.per_host = 3;
-  const std::vector<Worker> workers = plan_workers(options, {4, 7});
-  ASSERT_EQ(workers.size(), 6U);
-  EXPECT_EQ(*workers[4].rank, 4);
-  EXPECT_EQ(workers[4].host, 1);
-  EXPECT_EQ(workers[4].local_rank, 1);
-  EXPECT_EQ(workers[3].cores, std::vector<int>{7});
+  const std::vector<Program> programs = plan_programs(options, {4, 7});
+  ASSERT_EQ(programs.size(), 6U);
+  EXPECT_EQ(*programs[4].rank, 4);
+  EXPECT_EQ(programs[4].host, 1);
+  EXPECT_EQ(programs[4].local_rank, 1);
+  EXPECT_EQ(programs[3].cores, std::vector<int>{7});
   EXPECT_EQ(cores_of(options, {4, 7, 9}, 1), (std::vector<int>{4, 7, 9}));
   options.per_host = 1;
   EXPECT_EQ(cores_of(options, {4, 7, 9}, 1), std::vector<int>{7});
 }
 
-TEST(LabWorkers, LauncherHasCoresOfHost0) {
+TEST(LabPrograms, LauncherHasCoresOfHost0) {
   Options options;
   options.launcher = true;
   options.per_host = 2;
-  const std::vector<Worker> workers = plan_workers(options, {0, 1, 2});
-  ASSERT_EQ(workers.size(), 1U);
-  EXPECT_FALSE(workers[0].rank);
-  EXPECT_EQ(workers[0].cores, (std::vector<int>{0, 1}));
+  const std::vector<Program> programs = plan_programs(options, {0, 1, 2});
+  ASSERT_EQ(programs.size(), 1U);
+  EXPECT_FALSE(programs[0].rank);
+  EXPECT_EQ(programs[0].cores, (std::vector<int>{0, 1}));
   options.pin = false;
-  EXPECT_TRUE(plan_workers(options, {0, 1, 2})[0].cores.empty());
+  EXPECT_TRUE(plan_programs(options, {0, 1, 2})[0].cores.empty());
 }
 
-TEST(LabWorkers, ExtraProcessesAreNotRanks) {
+TEST(LabPrograms, ExtraProcessesAreNotRanks) {
   Options options;
   options.beside = 2;
-  const std::vector<Worker> workers = plan_beside(options);
-  ASSERT_EQ(workers.size(), 2U);
-  EXPECT_FALSE(workers[1].rank);
-  EXPECT_TRUE(is_beside(workers[1].host));
-  EXPECT_TRUE(workers[1].cores.empty());
-  EXPECT_EQ(called(workers[1]), "beside1");
+  const std::vector<Program> programs = plan_beside(options);
+  ASSERT_EQ(programs.size(), 2U);
+  EXPECT_FALSE(programs[1].rank);
+  EXPECT_TRUE(is_beside(programs[1].host));
+  EXPECT_TRUE(programs[1].cores.empty());
+  EXPECT_EQ(called(programs[1]), "beside1");
 }
 
 TEST(LabCounters, ReadsTheKernelsTable) {

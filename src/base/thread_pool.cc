@@ -38,7 +38,7 @@ bool spin_until(Over over) noexcept {
 
 }  // namespace
 
-// A loop is open between two writes of `state`. Workers join an open loop by adding one to `state`,
+// A loop is open between two writes of `state`. Threads join an open loop by adding one to `state`,
 // so the caller waits at the end only for those who came, never for one that is still asleep; one
 // that wakes too late finds the loop closed (or the next one open) and touches nothing of the
 // finished loop.
@@ -51,11 +51,11 @@ struct ThreadPool::Impl {
   uint64_t tasks = 0;
 
   alignas(64) std::atomic<uint64_t> next{0};   // first task not taken yet
-  alignas(64) std::atomic<uint32_t> state{0};  // kOpen, and how many workers are inside
-  alignas(64) std::atomic<uint32_t> epoch{0};  // counts loops; workers sleep on it
+  alignas(64) std::atomic<uint32_t> state{0};  // kOpen, and the number of threads inside
+  alignas(64) std::atomic<uint32_t> epoch{0};  // counts loops; threads sleep on it
   std::atomic<bool> busy{false};               // a thread is in run()
   std::atomic<bool> stop{false};
-  std::vector<std::thread> workers;
+  std::vector<std::thread> threads;
 
   void work() noexcept {
     for (uint64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks;
@@ -84,7 +84,7 @@ struct ThreadPool::Impl {
     if (!spin_until(over)) epoch.wait(seen, std::memory_order_acquire);
   }
 
-  void worker_main() noexcept {
+  void thread_main() noexcept {
     uint32_t seen = 0;
     for (;;) {
       wait_for_new_epoch(seen);
@@ -103,8 +103,8 @@ struct ThreadPool::Impl {
     next.store(0, std::memory_order_relaxed);
     state.store(kOpen, std::memory_order_release);
     epoch.fetch_add(1, std::memory_order_release);
-    const uint64_t wanted = std::min<uint64_t>(count - 1, workers.size());
-    if (wanted == workers.size()) {
+    const uint64_t wanted = std::min<uint64_t>(count - 1, threads.size());
+    if (wanted == threads.size()) {
       epoch.notify_all();
     } else {
       for (uint64_t i = 0; i < wanted; ++i) epoch.notify_one();
@@ -122,9 +122,9 @@ struct ThreadPool::Impl {
 
   // A system that refuses a thread, or memory for one, gives a smaller pool: results are the same.
   void start(uint32_t count) {
-    workers.reserve(count);
+    threads.reserve(count);
     try {
-      while (workers.size() < count) workers.emplace_back([this] { worker_main(); });
+      while (threads.size() < count) threads.emplace_back([this] { thread_main(); });
     } catch (const std::system_error&) {
     } catch (const std::bad_alloc&) {
     }
@@ -139,18 +139,18 @@ ThreadPool::~ThreadPool() {
   impl_->stop.store(true, std::memory_order_relaxed);
   impl_->epoch.fetch_add(1, std::memory_order_release);
   impl_->epoch.notify_all();
-  for (std::thread& worker : impl_->workers) worker.join();
+  for (std::thread& thread : impl_->threads) thread.join();
 }
 
 uint32_t ThreadPool::threads() const noexcept {
-  return static_cast<uint32_t>(impl_->workers.size()) + 1;
+  return static_cast<uint32_t>(impl_->threads.size()) + 1;
 }
 
 void ThreadPool::run(uint64_t tasks, void (*body)(void* context, uint64_t task), void* context) {
   Impl& pool = *impl_;
   // Busy: called from inside a task, or by a second thread. Doing the work here is always right and
   // cannot deadlock.
-  if (tasks <= 1 || pool.workers.empty() || pool.busy.exchange(true, std::memory_order_acquire)) {
+  if (tasks <= 1 || pool.threads.empty() || pool.busy.exchange(true, std::memory_order_acquire)) {
     for (uint64_t i = 0; i < tasks; ++i) body(context, i);
     return;
   }

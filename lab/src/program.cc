@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "worker.h"
+#include "program.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -20,20 +20,20 @@
 namespace laconic::lab {
 namespace {
 
-void add_rank(const Options& o, const Worker& worker, Variables& all) {
+void add_rank(const Options& o, const Program& program, Variables& all) {
   const auto number = [&](const char* name, std::optional<int> value) {
     all.emplace_back(name, value ? std::to_string(*value) : "");  // empty: removed
   };
   // As torchrun numbers them. A launcher numbers its ranks by itself.
-  const bool is_rank = worker.rank.has_value();
+  const bool is_rank = program.rank.has_value();
   const auto if_rank = [&](int value) {
     return is_rank ? std::optional<int>(value) : std::nullopt;
   };
-  number("RANK", worker.rank);
+  number("RANK", program.rank);
   number("WORLD_SIZE", if_rank(o.hosts * o.per_host));
-  number("LOCAL_RANK", if_rank(worker.local_rank));
+  number("LOCAL_RANK", if_rank(program.local_rank));
   number("LOCAL_WORLD_SIZE", if_rank(o.per_host));
-  number("GROUP_RANK", if_rank(worker.host));
+  number("GROUP_RANK", if_rank(program.host));
 }
 
 /// Where the ranks are; a launcher that fills one host after the other numbers them so, too.
@@ -49,12 +49,12 @@ void add_beside(const Options& o, const Link& link, int host, Variables& all) {
   all.emplace_back("LACONIC_LAB_RANKS", ranks);
 }
 
-Variables environment(const Options& o, const Link& link, const Worker& worker) {
-  Variables all = link.environment(worker.host);
-  add_rank(o, worker, all);
-  const std::string folder = link.folder_inside(worker.host);
-  if (is_beside(worker.host)) add_beside(o, link, worker.host, all);
-  if (o.launcher && worker.host == 0)
+Variables environment(const Options& o, const Link& link, const Program& program) {
+  Variables all = link.environment(program.host);
+  add_rank(o, program, all);
+  const std::string folder = link.folder_inside(program.host);
+  if (is_beside(program.host)) add_beside(o, link, program.host, all);
+  if (o.launcher && program.host == 0)
     for (auto& variable : launcher_environment(folder)) all.push_back(std::move(variable));
   const auto add = [&](const char* name, std::string value) {
     all.emplace_back(name, std::move(value));
@@ -64,7 +64,7 @@ Variables environment(const Options& o, const Link& link, const Worker& worker) 
   add("LACONIC_LAB", std::string(link.shaped_by()));
   add("LACONIC_LAB_CONTROL", folder + "/laconic-lab.sock");
   // Threads beyond the one core only take turns on it (torchrun sets the same).
-  if (!worker.cores.empty() && std::getenv("OMP_NUM_THREADS") == nullptr)
+  if (!program.cores.empty() && std::getenv("OMP_NUM_THREADS") == nullptr)
     add("OMP_NUM_THREADS", "1");
   return all;
 }
@@ -91,15 +91,15 @@ void redirect(int out, int err) {
 }
 
 [[noreturn]] void become_command(const Options& o, const Link& link, const OpenFileLimit& files,
-                                 const Worker& worker, int out, int err, int report) {
+                                 const Program& program, int out, int err, int report) {
   setsid();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   restore_signals();
-  if (const auto entered = enter_namespaces(link.namespaces(worker.host)); !entered)
+  if (const auto entered = enter_namespaces(link.namespaces(program.host)); !entered)
     give_up(report, entered.error().message);
-  pin(worker.cores);
+  pin(program.cores);
   files.restore();
-  for (const auto& [name, value] : environment(o, link, worker)) {
+  for (const auto& [name, value] : environment(o, link, program)) {
     if (value.empty())
       unsetenv(name.c_str());
     else
@@ -107,8 +107,8 @@ void redirect(int out, int err) {
   }
   redirect(out, err);
   std::vector<std::string> command = o.command;
-  if (worker.host == kSwitch) command = {"/bin/sh", "-c", o.at_switch};
-  if (is_beside(worker.host)) command = {"/bin/sh", "-c", o.at_beside};
+  if (program.host == kSwitch) command = {"/bin/sh", "-c", o.at_switch};
+  if (is_beside(program.host)) command = {"/bin/sh", "-c", o.at_beside};
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
@@ -129,9 +129,9 @@ std::string describe(const Ending& ending) {
   return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(ending.signal);
 }
 
-std::string called(const Worker& worker) {
-  if (worker.host == kSwitch || is_beside(worker.host)) return host_name(worker.host);
-  return worker.rank ? "rank " + std::to_string(*worker.rank) : "launcher";
+std::string called(const Program& program) {
+  if (program.host == kSwitch || is_beside(program.host)) return host_name(program.host);
+  return program.rank ? "rank " + std::to_string(*program.rank) : "launcher";
 }
 
 std::vector<int> usable_cores() {
@@ -152,27 +152,27 @@ std::vector<int> cores_of(const Options& options, const std::vector<int>& usable
   return {cores.begin(), cores.end()};
 }
 
-std::vector<Worker> plan_workers(const Options& options, const std::vector<int>& usable) {
-  std::vector<Worker> workers;
+std::vector<Program> plan_programs(const Options& options, const std::vector<int>& usable) {
+  std::vector<Program> programs;
   if (options.launcher) {
-    workers.emplace_back().cores = cores_of(options, usable, 0);
-    return workers;
+    programs.emplace_back().cores = cores_of(options, usable, 0);
+    return programs;
   }
   for (int rank = 0; rank < options.hosts * options.per_host; ++rank) {
-    Worker& worker = workers.emplace_back();
-    worker.rank = rank;
-    worker.host = rank / options.per_host;
-    worker.local_rank = rank % options.per_host;
+    Program& program = programs.emplace_back();
+    program.rank = rank;
+    program.host = rank / options.per_host;
+    program.local_rank = rank % options.per_host;
     if (options.pin && !usable.empty())
-      worker.cores = {usable[static_cast<std::size_t>(rank) % usable.size()]};
+      program.cores = {usable[static_cast<std::size_t>(rank) % usable.size()]};
   }
-  return workers;
+  return programs;
 }
 
-std::vector<Worker> plan_beside(const Options& options) {
-  std::vector<Worker> workers(static_cast<std::size_t>(options.beside));
-  for (int i = 0; i < options.beside; ++i) workers[static_cast<std::size_t>(i)].host = kBeside + i;
-  return workers;
+std::vector<Program> plan_beside(const Options& options) {
+  std::vector<Program> programs(static_cast<std::size_t>(options.beside));
+  for (int i = 0; i < options.beside; ++i) programs[static_cast<std::size_t>(i)].host = kBeside + i;
+  return programs;
 }
 
 void pin(const std::vector<int>& cores) {
@@ -183,8 +183,8 @@ void pin(const std::vector<int>& cores) {
   sched_setaffinity(0, sizeof set, &set);
 }
 
-Result<void> start_worker(const Options& options, const Link& link, const OpenFileLimit& files,
-                          Worker& worker) {
+Result<void> start_program(const Options& options, const Link& link, const OpenFileLimit& files,
+                           Program& program) {
   auto report = make_pipe();
   if (!report) return std::move(report).error();
   Pipe out, err;
@@ -199,15 +199,15 @@ Result<void> start_worker(const Options& options, const Link& link, const OpenFi
   const pid_t pid = fork();
   if (pid < 0) return system_error("starting a COMMAND");
   if (pid == 0)
-    become_command(options, link, files, worker, out.write.get(), err.write.get(),
+    become_command(options, link, files, program, out.write.get(), err.write.get(),
                    report->write.get());
   report->write.reset();
-  worker.pid = pid;
-  worker.out = std::move(out.read);
-  worker.err = std::move(err.read);
+  program.pid = pid;
+  program.out = std::move(out.read);
+  program.err = std::move(err.read);
   const std::string why = read_all(report->read.get());
   if (why.empty()) return {};
-  return Error{Errc::engine_failed, called(worker) + ": " + why, {}};
+  return Error{Errc::engine_failed, called(program) + ": " + why, {}};
 }
 
 }  // namespace laconic::lab

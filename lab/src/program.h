@@ -27,7 +27,7 @@ Ending ending_from(int wait_status);
 /// "exit 3", "SIGKILL".
 std::string describe(const Ending& ending);
 
-struct Worker {
+struct Program {
   std::optional<int>
       rank;  ///< none: the launcher, or by its host the COMMAND of --switch, --beside
   int host = 0;
@@ -39,7 +39,7 @@ struct Worker {
 };
 
 /// "rank 3", "launcher", "switch", "beside0".
-std::string called(const Worker& worker);
+std::string called(const Program& program);
 
 /// The processors that we may use, in order.
 std::vector<int> usable_cores();
@@ -48,16 +48,16 @@ std::vector<int> usable_cores();
 std::vector<int> cores_of(const Options& options, const std::vector<int>& usable, int host);
 
 /// What is to be started: the ranks, those of a host one after the other, or the launcher alone.
-std::vector<Worker> plan_workers(const Options& options, const std::vector<int>& usable);
+std::vector<Program> plan_programs(const Options& options, const std::vector<int>& usable);
 
 /// The COMMANDs of --beside, which are not pinned.
-std::vector<Worker> plan_beside(const Options& options);
+std::vector<Program> plan_beside(const Options& options);
 
 /// Restricts this process to `cores`, unless that is empty.
 void pin(const std::vector<int>& cores);
 
-/// Starts the COMMAND of `worker` and fills in the rest of it.
-Result<void> start_worker(const Options& options, const Link& link, const OpenFileLimit& files,
-                          Worker& worker);
+/// Starts the COMMAND of `program` and fills in the rest of it.
+Result<void> start_program(const Options& options, const Link& link, const OpenFileLimit& files,
+                           Program& program);
 
 }  // namespace laconic::lab
