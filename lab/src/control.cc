@@ -30,7 +30,7 @@ Result<sockaddr_un> address_of(const std::string& path) {
 /// A host's namespaces are all that is ever sent.
 constexpr std::size_t kMostDescriptors = 8;
 
-/// What sendmsg and recvmsg need around one block of bytes and the descriptors with it.
+/// Buffers of sendmsg and recvmsg for one block of bytes and its descriptors.
 struct Envelope {
   explicit Envelope(iovec bytes) : block(bytes) {
     header.msg_iov = &block;

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the kernel lists in /proc/net: byte counters and open ports.
+// Counters of /proc/net: bytes and open ports.
 #pragma once
 
 #include <map>

@@ -15,7 +15,7 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// What a draw is for.
+/// The purpose of a random draw.
 enum class Stream : uint64_t { jitter = 1, loss = 2 };
 
 /// In [0, 1), by counter: the same on every machine and in any order.

@@ -9,7 +9,7 @@
 
 namespace laconic::lab {
 
-/// What a link adds to the way of a frame, one way.
+/// The delay that a link adds to a frame in one direction.
 struct DelayLaw {
   Duration delay{};
   Duration jitter{};  ///< at most `delay`
@@ -38,7 +38,7 @@ class ReleaseTimes {
   ReleaseTimes() = default;
   ReleaseTimes(const DelayLaw& law, uint32_t link) : law_(law), link_(link) {}
 
-  /// Of a frame that came at `arrived_ns`, where slots are counted from `start_ns`.
+  /// Delay of a frame that came at `arrived_ns`, where slots are counted from `start_ns`.
   int64_t next(int64_t arrived_ns, int64_t start_ns);
 
   /// No frame that comes after `time_ns` is due before.

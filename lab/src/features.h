@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What this machine can do: `laconic lab --check`.
+// The features of this machine: `laconic lab --check`.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace laconic::lab {
 
-/// What was seen to work inside a sandbox of one kind.
+/// The features found to work inside a sandbox of one kind.
 struct Features {
   bool permitted = false;  ///< the namespaces themselves
   bool mounts = false;     ///< a private /dev/shm and /etc/hosts

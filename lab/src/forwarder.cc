@@ -55,14 +55,14 @@ int64_t now_ns(clockid_t clock) {
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
-/// Of a port: equal places, one for a frame.
+/// Ring of a port: slots of equal size, one for a frame.
 struct Ring {
   uint32_t place;  ///< bytes: a frame of full size with the kernel's headers
   uint32_t frames;
   [[nodiscard]] std::size_t bytes() const { return std::size_t{frames} * place; }
 };
 
-/// Room for four times the frames of full size that come while one waits.
+/// Slots for four times the full-size frames that come while one waits.
 Ring ring_of(const DelayLaw& law, BitRate rate, uint32_t mtu, std::size_t ports) {
   constexpr uint32_t kHeaders = 14 + 160;
   const uint32_t place = std::bit_ceil(mtu + kHeaders);
@@ -96,8 +96,8 @@ Result<Fd> open_port(const std::string& device, const Ring& places, uint64_t que
     return system_error("taking the frames of " + device);
   (void)set_option(fd.get(), SOL_PACKET, PACKET_IGNORE_OUTGOING,
                    1);  // since Linux 4.20; saves time
-  // What waits in the port's queue is charged to us, small frames with more than ten times their
-  // size. A plain user gets what net.core.wmem_max permits.
+  // Frames in the port's queue are charged to this process, small frames with more than ten times
+  // their size. A plain user gets what net.core.wmem_max permits.
   const int room = static_cast<int>(std::min<uint64_t>(16 * queue + (8 << 20), INT32_MAX / 2));
   if (!set_option(fd.get(), SOL_SOCKET, SO_SNDBUFFORCE, room))
     (void)set_option(fd.get(), SOL_SOCKET, SO_SNDBUF, room);
@@ -123,7 +123,7 @@ struct Port {
     int64_t due = 0;
     bool dropped = false;
   };
-  std::vector<Held> held;         ///< beside the ring
+  std::vector<Held> held;         ///< in addition to the ring
   uint32_t first = 0, count = 0;  ///< of those that wait
   uint64_t seen = 0;
   int64_t empty_at = 0;  ///< then nothing had come that we have not seen

@@ -19,7 +19,7 @@ namespace laconic::lab {
 /// A device that the forwarder has for itself.
 struct ForwardedPort {
   std::string device;
-  int number = 0;       ///< last byte of the hardware address behind it
+  int number = 0;       ///< last byte of the following hardware address
   bool delayed = true;  ///< what comes from there is held back
 };
 
@@ -31,7 +31,7 @@ struct ForwarderReport {
   uint64_t lost = 0;     ///< by --loss
   uint64_t refused = 0;  ///< the queue of a port was full
   uint64_t overrun = 0;  ///< had no place to wait: the forwarder did not keep up
-  double late_mean = 0;  ///< seconds behind the law
+  double late_mean = 0;  ///< seconds after the time that the delay law gives
   double late_max = 0;
   double cpu_seconds = 0;
   bool realtime = false;  ///< it runs before all others on its core

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What an mpirun needs in order to start ranks on all hosts of a lab (--launcher), and the remote
-// shell that it calls (--on).
+// Files that an mpirun needs in order to start ranks on all hosts of a lab (--launcher), and the
+// remote shell that it calls (--on).
 #pragma once
 
 #include <string>
@@ -19,8 +19,8 @@ Result<void> write_launcher_files(const Options& options, const std::string& fol
 /// options. `folder` is the one of the files, as the COMMAND sees it.
 Variables launcher_environment(const std::string& folder);
 
-/// Becomes COMMAND on the host `options.on` of the lab that we run in; returns why that failed.
-/// As with ssh, a shell there evaluates COMMAND's words.
+/// Becomes COMMAND on the host `options.on` of the surrounding lab; returns why that failed. As
+/// with ssh, a shell there evaluates COMMAND's words.
 Error become_command_on_host(const Options& options);
 
 }  // namespace laconic::lab

@@ -17,7 +17,7 @@
 
 namespace laconic::lab {
 
-/// What one host has sent and received since the COMMANDs were started.
+/// Bytes and packets of one host since the COMMANDs were started.
 struct PortCounters {
   uint64_t tx_bytes = 0, rx_bytes = 0, tx_packets = 0, rx_packets = 0;
 };
@@ -29,7 +29,7 @@ constexpr int kSwitch = -1;
 constexpr int kBeside = 1000;
 constexpr bool is_beside(int host) { return host >= kBeside; }
 
-/// The numbers of all hosts that `options` ask for, those of --beside behind those of the ranks.
+/// The numbers of all hosts of `options`; those of --beside follow those of the ranks.
 std::vector<int> all_hosts(const Options& options);
 
 using Variables = std::vector<std::pair<std::string, std::string>>;

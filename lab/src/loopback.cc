@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// --emulate: no namespaces. The hosts share 127.0.0.1; a sender is told the rate and asked to
-// keep to it.
+// --emulate: no namespaces. The hosts share 127.0.0.1; a sender learns the rate and keeps to it by
+// itself.
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a host sees of the file system: the machine's own, except for a few names that must be the
+// A host's view of the file system: the machine's own, except for a few names that must be the
 // host's.
 #pragma once
 
@@ -24,7 +24,7 @@ Result<void> make_private_mounts(const std::string& hosts_file);
 /// interfaces where the kernel permits that.
 Result<void> make_host_mounts(const std::string& name);
 
-/// What makes a process one of a host's.
+/// The namespaces of a host's processes.
 struct Namespaces {
   Fd network, name, ipc, mounts;
   [[nodiscard]] std::vector<int> all() const {
@@ -32,7 +32,7 @@ struct Namespaces {
   }
 };
 
-/// Those that the calling process is in.
+/// The namespaces of the calling process.
 Result<Namespaces> current_namespaces();
 
 /// Moves the calling process into new ones, except for the network's if not `with_network`.

@@ -116,8 +116,8 @@ std::string loss_bytecode(double share) {
 }
 
 std::string loss_bytecode_from(uint32_t source, double share) {
-  // ld [26], the source address behind Ethernet's 14 bytes; jeq #source: go on : pass; then as
-  // above
+  // ld [26], the source address after Ethernet's 14 bytes; jeq #source: continue, else pass; then
+  // as above
   return "6,32 0 0 26,21 0 2 " + std::to_string(source) + ",32 0 0 4294963256,37 0 1 " +
          std::to_string(loss_threshold(share)) + ",6 0 0 4294967295,6 0 0 2";
 }
@@ -190,7 +190,8 @@ Result<void> Network::add_interfaces(bool forwarded, uint32_t mtu) {
                               "/24 dev eth0\nlink set eth0 up\n";
     const auto made = run_tool({"ip", "-batch", "-"}, lines, namespaces.network.get());
     if (!made) return made.error();
-    // Our own kernel hears what comes in by a port that is not the bridge's: it shall not answer.
+    // Our own kernel receives what comes in by a port that is not the bridge's: it shall not
+    // answer.
     ports += "link set " + port(host) + (forwarded ? " arp off up\n" : " master br0 up\n");
   }
   const auto made = run_tool({"ip", "-batch", "-"}, ports);
@@ -291,7 +292,7 @@ Result<void> Network::set_loss(double share) {
   return switch_ ? set_loss_from_switch(share) : Result<void>();
 }
 
-/// What the switch itself sends enters no port: it is lost where it enters the host.
+/// Packets that the switch itself sends enter no port: they are lost where they enter the host.
 Result<void> Network::set_loss_from_switch(double share) {
   std::string lines;
   if (now_ && now_->loss > 0) lines += "qdisc del dev @ clsact\n";

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The shaped network: a bridge ("switch") with one port per host, each host in a network namespace
-// of its own. To be made inside a sandbox, whose end removes all of it.
+// The shaped network: a bridge ("switch") with one port per host, each host in its own network
+// namespace. To be made inside a sandbox, whose end removes all of it.
 #pragma once
 
 #include <memory>

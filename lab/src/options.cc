@@ -201,7 +201,7 @@ Result<void> validate(const Options& o) {
   return {};
 }
 
-/// Our own words and COMMAND.
+/// The lab's own arguments and COMMAND.
 struct Parts {
   std::vector<std::string> ours, command;
 };
@@ -230,7 +230,7 @@ Result<Options> parse_options(const std::vector<std::string>& words) {
   CLI::App app{"Runs COMMAND on all hosts of a network that the kernel shapes.", "laconic lab"};
   declare(app, options, texts);
   std::vector<std::string> before = parts.ours;
-  std::reverse(before.begin(), before.end());  // CLI11 takes its words from the back
+  std::reverse(before.begin(), before.end());  // CLI11 takes arguments from the back
   try {
     app.parse(before);
   } catch (const CLI::CallForHelp&) {

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What `laconic lab` was asked to do.
+// Options of `laconic lab`.
 #pragma once
 
 #include <optional>
@@ -29,7 +29,7 @@ struct Options {
   int per_host = 1;       ///< ranks on each host
   bool launcher = false;  ///< COMMAND runs once, on host 0, and starts the ranks itself
   Shaping shaping;
-  uint32_t mtu = kUsualMtu;  ///< bytes of a frame behind its Ethernet header, on every interface
+  uint32_t mtu = kUsualMtu;  ///< bytes of a frame after its Ethernet header, on every interface
   std::string tcp = "reno";  ///< congestion control; "system" leaves the machine's
   std::vector<RateChange> schedule;
   std::vector<BitRate> rates;  ///< take turns, `every` each; empty: one rate
@@ -54,10 +54,10 @@ struct Options {
   std::string help;  ///< text to print instead of doing anything
 };
 
-/// Reads the words after `laconic lab`. COMMAND follows `--`, or `--on HOST`.
+/// Parses the arguments after `laconic lab`. COMMAND follows `--`, or `--on HOST`.
 Result<Options> parse_options(const std::vector<std::string>& words);
 
-/// Whether the words ask for JSON: errors in the rest of the line are then JSON too.
+/// Whether the arguments request JSON: errors in the rest of the line are then JSON too.
 bool wants_json(const std::vector<std::string>& words);
 
 }  // namespace laconic::lab

@@ -25,7 +25,7 @@ class LineRelay {
 
   [[nodiscard]] int source() const { return source_.get(); }
 
-  /// Nobody reads our output any more.
+  /// The reader of our output is gone.
   [[nodiscard]] bool broken() const { return broken_; }
 
  private:

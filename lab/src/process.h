@@ -30,8 +30,8 @@ class Fd {
   int fd_ = -1;
 };
 
-/// A lab holds several files per host and per rank: while this lives, as many may be open as the
-/// machine permits.
+/// A lab holds several files per host and per rank: while this lives, the limit of open files is
+/// the machine's.
 class OpenFileLimit {
  public:
   OpenFileLimit();

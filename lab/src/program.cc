@@ -36,7 +36,7 @@ void add_rank(const Options& o, const Program& program, Variables& all) {
   number("GROUP_RANK", if_rank(program.host));
 }
 
-/// Where the ranks are; a launcher that fills one host after the other numbers them so, too.
+/// Host of each rank; a launcher that fills one host after the other numbers them the same way.
 void add_beside(const Options& o, const Link& link, int host, Variables& all) {
   all.emplace_back("LACONIC_LAB_BESIDE", std::to_string(host - kBeside));
   all.emplace_back("LACONIC_LAB_ADDRESS", link.address(host));

@@ -29,7 +29,7 @@ std::string describe(const Ending& ending);
 
 struct Program {
   std::optional<int>
-      rank;  ///< none: the launcher, or by its host the COMMAND of --switch, --beside
+      rank;  ///< none: the launcher or, by its host, the COMMAND of --switch or --beside
   int host = 0;
   int local_rank = 0;
   std::vector<int> cores;  ///< empty: not pinned
@@ -44,10 +44,10 @@ std::string called(const Program& program);
 /// The processors that we may use, in order.
 std::vector<int> usable_cores();
 
-/// Those of one host: rank r runs on core r mod cores. None if hosts are not pinned.
+/// The processors of one host: rank r runs on core r mod cores. None if hosts are not pinned.
 std::vector<int> cores_of(const Options& options, const std::vector<int>& usable, int host);
 
-/// What is to be started: the ranks, those of a host one after the other, or the launcher alone.
+/// The programs to start: the ranks, those of a host one after the other, or the launcher alone.
 std::vector<Program> plan_programs(const Options& options, const std::vector<int>& usable);
 
 /// The COMMANDs of --beside, which are not pinned.

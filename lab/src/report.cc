@@ -32,7 +32,7 @@ std::string row(const std::vector<std::string>& cells) {
   return line;
 }
 
-/// Those of a host stand in the row of its first rank.
+/// Values of a host are in the row of its first rank.
 std::vector<std::string> counter_cells(const std::optional<PortCounters>& port) {
   if (!port) return {"-", "-", "-", "-"};
   return {grouped(port->tx_bytes), grouped(port->rx_bytes), grouped(port->tx_packets),

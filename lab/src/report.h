@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a run was and how it ended, for people and for machines.
+// A run and its result, for people and for machines.
 #pragma once
 
 #include <optional>
@@ -74,7 +74,7 @@ int exit_status(const Error& error);
 /// {"code", "name", "message", "hint"}.
 void put(JsonText& json, const Error& error);
 void put(JsonText& json, const PortCounters& port);
-/// What --json prints.
+/// The output of --json.
 std::string to_json(const Report& report);
 std::string to_json(const Error& error);
 

@@ -46,7 +46,7 @@ bool ignored(int signal) {
   return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-/// What the parent waits for. A signal that it was started to ignore (nohup) stays ignored.
+/// Signals for which the parent waits. One that it was started to ignore (nohup) stays ignored.
 sigset_t watched_signals() {
   sigset_t set;
   sigemptyset(&set);
@@ -79,7 +79,8 @@ Result<void> map_caller_to_root(pid_t child) {
   // Out of the terminal's foreground group: a Ctrl-C reaches the parent alone, which passes it on
   // once.
   setsid();
-  // Without namespaces the lifeline must do, because somebody has to be left to end the hosts.
+  // Without namespaces the lifeline must suffice, because a process has to be left to end the
+  // hosts.
   if (isolation != Isolation::none) prctl(PR_SET_PDEATHSIG, SIGKILL);
   const int status = body(lifeline.read.get());
   std::fflush(nullptr);
@@ -103,7 +104,7 @@ std::optional<int> wait_for_child(pid_t child, const sigset_t& watched, int life
 
 /// The exit status of a child, or an error if it did not exit by itself.
 Result<int> exit_status_of(std::optional<int> wait_status) {
-  if (!wait_status) return 1;  // our own parent is gone: nobody reads this
+  if (!wait_status) return 1;  // our own parent is gone: this has no reader
   if (WIFEXITED(*wait_status)) return WEXITSTATUS(*wait_status);
   const char* name = sigabbrev_np(WTERMSIG(*wait_status));
   return Error{Errc::engine_failed,
@@ -112,7 +113,7 @@ Result<int> exit_status_of(std::optional<int> wait_status) {
                "what it had started was ended too"};
 }
 
-/// `body` in a child of its own namespaces, if any; ends with the child or with `lifeline`.
+/// Runs `body` in a child with its own namespaces, if any; ends with the child or with `lifeline`.
 Result<int> run_child(Isolation isolation, int lifeline_of_ours, const Body& body) {
   auto gate = make_pipe();
   auto lifeline = make_pipe();

@@ -20,9 +20,9 @@ enum class Isolation {
 
 std::string_view isolation_name(Isolation isolation);
 
-/// What a child runs; its result is the exit status. `lifeline` can be read (end of file) as soon
-/// as the process that waits for the child is gone. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed
-/// on to the child, which finds them blocked and must read them from a signalfd.
+/// Body of a child; its result is the exit status. `lifeline` can be read (end of file) as soon as
+/// the process that waits for the child is gone. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on
+/// to the child, which finds them blocked and must read them from a signalfd.
 using Body = std::function<int(int lifeline)>;
 
 constexpr int kNoLifeline = -1;
@@ -31,13 +31,13 @@ constexpr int kNoLifeline = -1;
 /// an error if a signal ended it.
 Result<int> run_sandboxed(Isolation isolation, const Body& body);
 
-/// The same without namespaces: when the child has ended, however it ended, or when `lifeline` has,
-/// this process ends all that came of the child and calls `tidy`. Nobody does that for a guard that
-/// is killed itself, hence two of them, one around the other, and a `body` that watches its
-/// lifeline: whichever two of the three processes are killed, the third one cleans up.
+/// The same without namespaces: when the child or `lifeline` has ended, this process ends all
+/// descendants of the child and calls `tidy`. A guard that is killed cannot do that: hence two of
+/// them, one around the other, and a `body` that watches its lifeline. When any two of the three
+/// processes are killed, the third one cleans up.
 Result<int> run_guarded(int lifeline, const std::function<void()>& tidy, const Body& body);
 
-/// Root's own namespaces if permitted, else a user namespace; an error in words when neither works.
+/// Root's own namespaces if permitted, else a user namespace; an error when neither works.
 Result<Isolation> choose_isolation();
 
 }  // namespace laconic::lab

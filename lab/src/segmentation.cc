@@ -39,7 +39,7 @@ uint32_t count_features(int socket_fd, const std::string& device) {
   return ask_device(socket_fd, device, words) ? std::min(words[4], kMostFeatures) : 0;
 }
 
-/// UDP's segmentation has no command of its own: features are found by name.
+/// UDP's segmentation has no ethtool command: features are found by name.
 bool set_udp_segmentation(int socket_fd, const std::string& device, bool on) {
   const uint32_t count = count_features(socket_fd, device);
   // ethtool_gstrings: command, set, count, names

@@ -12,7 +12,7 @@ namespace laconic::lab {
 /// Switches TCP's and UDP's segmentation offload of `device` in network namespace `host`, coming
 /// back to `home`.
 ///
-/// Off, the kernel cuts segments into packets behind the token bucket: what crosses the port, is
+/// Off, the kernel cuts segments into packets after the token bucket: what crosses the port, is
 /// counted and may be lost is a packet of at most 1514 bytes, while sockets still build large
 /// segments, so that it costs little. (A limit on the interface's gso_max_size would be remembered
 /// by every connection made under it.) On, an unshaped link is some 40 times faster, and the

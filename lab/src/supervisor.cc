@@ -26,8 +26,8 @@ namespace {
 /// Between SIGTERM and SIGKILL.
 constexpr auto kKillAfter = std::chrono::seconds(5);
 
-/// So often, ten seconds long, the ranks look for a port that a COMMAND in the switch has opened.
-/// Counted, because a machine that stands still keeps that COMMAND waiting, too.
+/// Number of checks, over ten seconds, for a port that a COMMAND in the switch opens. Counted,
+/// because a machine that stands still keeps that COMMAND waiting, too.
 constexpr uint32_t kSwitchLooks = 1000;
 constexpr auto kSwitchLook = std::chrono::milliseconds(10);
 
@@ -42,7 +42,7 @@ Result<Fd> watch_signals() {
   return fd;
 }
 
-/// What a shell says of a program that is not there, or cannot be run.
+/// A shell's exit status for a program that does not exist, or cannot be run.
 bool not_started(const Ending& ending) { return ending.code == 126 || ending.code == 127; }
 
 std::string refusal(const Error& error) {
@@ -250,7 +250,7 @@ void Supervisor::on_switch_ending() {
   loop_.at(Clock::now() + options_.grace, [this] { stop(std::nullopt); });
 }
 
-/// What stands beside the ranks does not decide about the run, unless it never was there.
+/// Programs next to the ranks do not decide about the run, unless they could not be started.
 void Supervisor::on_beside_ending(const Program& program) {
   if (released_ || stopping_ || program.ending->good()) return;
   if (!not_started(*program.ending)) {

@@ -20,7 +20,7 @@ using Duration = std::chrono::microseconds;
 using BitRate = uint64_t;
 inline constexpr BitRate kUnshaped = 0;
 
-/// Bytes that an Ethernet frame carries behind its header.
+/// Bytes that an Ethernet frame carries after its header.
 inline constexpr uint32_t kUsualMtu = 1500;
 
 /// "50mbit", "2.5 gbit", "off". Units bit, kbit, mbit, gbit, tbit are powers of 1000; a bare number

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The lab's binary: LACONIC_BIN, else the newest one in build/ that knows `lab`."""
+"""The lab's binary: LACONIC_BIN, or the newest one in build/ that has `lab`."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def features(lab):
 
 @pytest.fixture(scope="session")
 def plain_user(lab):
-    """What stands before a command so that a plain user runs it."""
+    """Prefix of a command with which a plain user runs it."""
     check = json.loads(lab.run("--check", "--json").stdout)["user_namespace"]
     if not check["usable"]:
         pytest.skip(f"plain users can make no lab here, says laconic lab --check: {check}")

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Rank 0 sends datagrams to a partner, which then sends as many back; both print what arrived.
+"""Rank 0 sends datagrams to a partner, which then sends the same number back; both print what arrived.
 
 Ten at a time, by the kernel's segmentation: a line says how many came and how many tens came in part. The partner
 is the switch, where this runs with the word `at-switch`, or rank 1 with the word `host1`.
@@ -29,7 +29,7 @@ def receive(peer):
     came, partner = set(), None
     while True:
         data, partner = peer.recvfrom(2048)
-        if data == b"end" and came:  # the last of the other direction may still be on the way
+        if data == b"end" and came:  # the last of the other direction may still be in flight
             break
         if data == b"hello":
             peer.sendto(b"here", partner)

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What several tests of the lab use."""
+"""Shared by several tests of the lab."""
 
 import os
 import pathlib

@@ -34,7 +34,7 @@ s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 while True:
     s.sendto(bytes(1000), (os.environ["LACONIC_LAB_RANK_0"], 7000))
 """
-# Rank 0 ends when it has 200 datagrams, and some from each, the others at once.
+# Rank 0 ends when it has 200 datagrams, and some from each; the others end immediately.
 TAKES = """
 import os, socket
 if os.environ["RANK"] == "0":

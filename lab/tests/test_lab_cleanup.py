@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Nothing stays behind, however a lab ends."""
+"""No process or interface is left, however a lab ends."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ import pytest
 from lab_support import children_of, eventually, processes_with
 
 MARKER = f"lab-cleanup-test-{os.getpid()}"
-# A COMMAND with a child in the background, in a session of its own, that ignores polite requests.
+# A COMMAND with a child in the background, in its own session, that ignores SIGTERM.
 STUBBORN = f"""
 import signal, time   # {MARKER}
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -107,7 +107,7 @@ def test_order_of_frames_is_kept(lab, words):
 
 
 def test_delay_keeps_streams_and_rates(lab):
-    # Slower than the rate asks for nobody; the bytes are those of the wire, in real packets.
+    # Sending slower than the rate delays no packet; the bytes are those of the wire, in real packets.
     done, report = lab.json("--hosts", "3", "--rate", "50mbit", "--delay", "2ms", "--jitter", "1ms", "--",
                             sys.executable, TRANSFER, str(MEGABYTE))
     assert done.returncode == 0, done.stderr

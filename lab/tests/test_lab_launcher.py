@@ -23,7 +23,7 @@ def remote(lab):
 
 
 def on_host0(lab, script, *words, **kwargs):
-    """What `script` prints on host 0, and the report."""
+    """The output of `script` on host 0, and the report."""
     done, report = lab.json(*words, "--launcher", "--", "sh", "-c", script, **kwargs)
     return done.stderr.splitlines(), report, done
 
@@ -144,7 +144,7 @@ def run_mpi(lab, mpi, tmp_path, words, ranks, count):
     done, report = lab.json("--timeout", "150s", *words, "--launcher", "--", mpirun, "-n", str(ranks), program,
                             str(count), str(tmp_path))
     assert done.returncode == 0, done.stderr
-    # Hydra may put the lines of two ranks into one, and their ends behind them.
+    # Hydra may put the lines of two ranks into one, followed by both line ends.
     found = re.findall(r"rank (\d+) of (\d+) on (\w+) with (\d+), (\d+) cores from (\d+): ([\d.]+) s", done.stderr)
     assert len(found) == ranks, done.stderr
     ranks = sorted((int(r), int(n), host, int(local), (int(cores), int(core)), float(s))
@@ -153,7 +153,7 @@ def run_mpi(lab, mpi, tmp_path, words, ranks, count):
 
 
 def test_mpirun_reaches_four_hosts_through_their_links(lab, mpi, tmp_path, monkeypatch):
-    # What is set for the machine's own network does not hold in the lab's.
+    # Settings of the machine's own network do not hold in the lab's.
     for name, value in {"OMPI_MCA_plm": "slurm", "OMPI_MCA_btl": "self,vader", "OMPI_MCA_btl_tcp_if_include": "eno7",
                         "OMPI_MCA_oob_tcp_if_include": "eno7", "OMPI_MCA_pml": "cm", "HYDRA_LAUNCHER": "slurm",
                         "HYDRA_IFACE": "eno7", "UCX_TLS": "self,posix", "UCX_NET_DEVICES": "eno7"}.items():

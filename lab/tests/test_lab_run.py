@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What a COMMAND sees, and how the lab reports its end."""
+"""A COMMAND's view, and how the lab reports its end."""
 
 import os
 import shlex

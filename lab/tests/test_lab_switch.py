@@ -59,7 +59,7 @@ def test_ranks_start_once_switch_opens_port(lab, tmp_path):
 
 
 def test_switch_gets_sigterm_after_ranks(lab, tmp_path):
-    # The handler first: ranks start when the port is open, and may be gone at once.
+    # The handler comes first: ranks start when the port is open, and may end immediately.
     code = "import signal, sys; signal.signal(15, lambda *_: [print('bye'), sys.exit(4)]); " + OPEN + "time.sleep(600)"
     # A shell, which the signal ends, around it.
     done = lab.run("--logs", str(tmp_path), "--switch", python(code) + "; true", "--", "echo", "here")
