@@ -6,6 +6,7 @@ A process that calls `load` has the device.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -72,6 +73,10 @@ def _module() -> types.ModuleType:
     module._is_in_bad_fork = lambda: False
     module.manual_seed_all = lambda seed: None
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    module.current_stream = lambda device=None: torch.accelerator.current_stream(device)  # FSDP2 asks for these
+    module.Stream = lambda priority=0: torch.Stream(device="pretend")
+    module.stream = lambda stream: contextlib.nullcontext() if stream is None else stream
+    module.Event = functools.partial(torch.Event, device="pretend")
     return module
 
 
@@ -105,6 +110,12 @@ class _Group(dist.ProcessGroup):
         super().__init__(rank, world)
         self._gloo = dist.ProcessGroupGloo(store, rank, world, timeout)
         self.options = types.SimpleNamespace(_timeout=timeout)
+        self._name = None
+
+    def _set_group_name(self, name):  # a DeviceMesh finds its groups by name
+        self._name = name
+
+    group_name = property(lambda self: self._name)
 
     def getBackendName(self):  # noqa: N802  torch's name
         return "pretend"
@@ -131,6 +142,14 @@ class _Group(dist.ProcessGroup):
             for tensor, result in zip(listed, results):
                 tensor.copy_(result)
         return _done(outputs[0])
+
+    def _allgather_base(self, output, input, opts=None):  # noqa: A002
+        return self._on_host([output], lambda host, opts=None: self._gloo._allgather_base(host[0], input.cpu()), None)
+
+    def _reduce_scatter_base(self, output, input, opts=None):  # noqa: A002
+        return self._on_host([output], lambda host, opts=None: self._gloo._reduce_scatter_base(host[0], input.cpu(), opts), opts)
+
+    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # their names from torch 2.13 on
 
     def barrier(self, opts=None):
         self._gloo.barrier().wait()
