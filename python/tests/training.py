@@ -22,7 +22,8 @@ SPECS = ["none", "fp16", "bf16", "int8", "int8:round=stochastic+ef", "topk:ratio
          "3lc:s=1.75", "sidco:ratio=0.05,mode=signed", "powersgd:rank=2", "signum", "dgc:ratio=0.05",
          "thc:block=256"]
 #: the codecs that SPECS does not name: other memories and other kinds of exchange are all among those
-OTHER_SPECS = ["u8", "onebit", "signsgd", "efsignsgd", "qsgd", "terngrad", "natural", "inceptionn", "threshold", "adaq:ratio=0.05", "sketchml"]
+OTHER_SPECS = ["u8", "onebit", "signsgd", "efsignsgd", "qsgd", "terngrad", "natural", "inceptionn", "threshold", "adaq:ratio=0.05", "sketchml",
+               "blocktopk:block=256,keep=13"]
 
 
 def waits(group, seconds: float) -> None:

@@ -92,6 +92,8 @@ std::vector<Case> all_cases() {
                                  "topk:ratio=0.1,values=bf16",
                                  "topk:ratio=0.1,values=bf16+decay=0.5",
                                  "topk:ratio=0.1,values=bf16+momentum=0.75",
+                                 "blocktopk:block=256,keep=20,values=2bit+decay=0.95",
+                                 "blocktopk:block=256,keep=20,values=2bit+momentum=0.75",
                                  "3lc+decay=0.5",
                                  "3lc+ema=0.75",
                                  "int8+ef",

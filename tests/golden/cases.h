@@ -36,7 +36,7 @@ struct CodecCase {
 };
 
 /// Settings beyond each codec's default; those that this build does not know are left out.
-inline constexpr std::array<std::string_view, 32> kMoreSpecs{
+inline constexpr std::array<std::string_view, 36> kMoreSpecs{
     "int8:block=64",
     "int8:round=stochastic",
     "topk:ratio=0.1",
@@ -69,6 +69,10 @@ inline constexpr std::array<std::string_view, 32> kMoreSpecs{
     "threshold:v=0.001",
     "dgc:ratio=0.05,warmup=10000",
     "adaq:ratio=0.1",
+    "blocktopk:values=f32",
+    "blocktopk:block=256,keep=20",
+    "blocktopk:block=256,keep=39,values=2bit",
+    "blocktopk:block=256,keep=256,values=2bit",
 };
 
 /// Every codec with its defaults on four shapes, every further setting on one vector and one

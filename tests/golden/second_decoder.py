@@ -339,6 +339,32 @@ def decode_topk(frame, keys):
     return decode_set(frame.payload, kept_of(float(keys.get("ratio", 0.01)), n), n, 2 if keys.get("values") == "bf16" else 4)
 
 
+@codec("blocktopk", 24)
+def decode_blocktopk(frame, keys):
+    """A record for every block: packed indices, then values, or two magnitudes and codes of two bits."""
+    block, keep, kind = int(keys.get("block", 4096)), int(keys.get("keep", 64)), keys.get("values", "bf16")
+    width, data, out = block.bit_length() - 1, frame.payload, []
+    for begin in range(0, frame.count, block):
+        m = min(block, frame.count - begin)
+        k = -(-keep * m // block)
+        index_bytes = (k * width + 7) // 8
+        size = {"f32": 4 * k, "bf16": 2 * k, "2bit": 8 + (2 * k + 7) // 8}[kind]
+        record, data = data[: index_bytes + size], data[index_bytes + size :]
+        well_formed(len(record) == index_bytes + size)
+        indices = unpack_fields(record[:index_bytes], k, width)
+        well_formed(all(a < b for a, b in zip(indices, indices[1:])) and indices[-1] < m)
+        rest = record[index_bytes:]
+        if kind == "2bit":
+            magnitudes = f32_array(rest[:8])
+            well_formed(all(0 <= x < float("inf") and math.copysign(1, x) == 1 for x in magnitudes))
+            values = [-magnitudes[c >> 1] if c & 1 else magnitudes[c >> 1] for c in unpack_fields(rest[8:], k, 2)]
+        else:
+            values = f32_array(rest) if kind == "f32" else upper_halves(rest)
+        out += sparse_values(m, indices, values)
+    well_formed(not data)
+    return out
+
+
 @codec("sidco", 7)
 def decode_sidco(frame, keys):
     """Two counts (sent; fitted, for the encoder alone), then a set of at most 1.2 k elements."""

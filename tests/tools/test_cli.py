@@ -108,7 +108,7 @@ def test_list_has_survey_classes():
              "sidco": "sparsification", "3lc": "hybrid", "powersgd": "low-rank", "u8": "quantization", "onebit": "quantization",
              "signsgd": "quantization", "signum": "quantization", "efsignsgd": "quantization", "qsgd": "quantization",
              "terngrad": "quantization", "natural": "quantization", "inceptionn": "quantization", "threshold": "sparsification",
-             "dgc": "sparsification", "adaq": "hybrid", "sketchml": "hybrid"}
+             "dgc": "sparsification", "adaq": "hybrid", "sketchml": "hybrid", "blocktopk": "sparsification"}
     words = {"quantization", "sparsification", "hybrid", "low-rank", "cast", "none"}
     lines = {line.split()[0]: line.split()[1] for line in laconic("list").stdout.split("\n\n")[0].splitlines()[1:]}
     codecs = answer("list")["codecs"]

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "codecs/adaq/signed_list.h"
+#include "codecs/sparse/index_packer.h"
 #include "codecs/sparse/packed_range.h"
 #include "codecs/sparse/random_sample.h"
 #include "codecs/sparse/sparse_payload.h"
@@ -71,31 +72,6 @@ float mean_of(const float* value, uint64_t count) {
   }
   return static_cast<float>(lane[0] / static_cast<double>(count));
 }
-
-// Packs pieces of one string of indices.
-class Packer {
- public:
-  Packer(uint8_t* out, uint32_t width) : out_(out), width_(width) {}
-  void append(const uint32_t* index, uint64_t m) {
-    for (uint64_t j = 0; j < m; ++j) {
-      pending_ |= uint64_t{index[j]} << bits_;
-      bits_ += width_;
-      if (bits_ >= 32) {
-        store(out_, static_cast<uint32_t>(pending_));
-        out_ += 4;
-        pending_ >>= 32;
-        bits_ -= 32;
-      }
-    }
-  }
-  void finish() { std::memcpy(out_, &pending_, ceil_div(bits_, 8)); }
-
- private:
-  uint8_t* out_;
-  uint32_t width_;
-  uint32_t bits_ = 0;  // fewer than 32 between indices
-  uint64_t pending_ = 0;
-};
 
 // Finds what to keep of each sign, in one pass unless the sample misleads.
 struct Finder {
@@ -276,7 +252,7 @@ Encoded AdaQ::encode(const Call<Params>& call, Source source, MutBytes out) {
   });
   if (!good[kPositive] || !good[kNegative]) return {0, false};
   store(out.data(), header);
-  Packer packer(out.data() + kHeader, index_width(n));
+  IndexPacker packer(out.data() + kHeader, index_width(n));
   for (const Sign s : kSigns) packer.append(index(s), header.count[s]);
   packer.finish();
   return {payload_bytes(header.indices(), n)};

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "codecs/adaq/adaq.h"
+#include "codecs/blocktopk/blocktopk.h"
 #include "codecs/cast/cast.h"
 #include "codecs/dgc/dgc.h"
 #include "codecs/efsignsgd/efsignsgd.h"
@@ -35,6 +36,6 @@ struct TypeList {};
 
 using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, U8,
                            OneBit, SignSgd, Signum, EfSignSgd, Qsgd, TernGrad, Natural, Inceptionn,
-                           Threshold, Dgc, AdaQ, SketchMl, Thc>;
+                           Threshold, Dgc, AdaQ, SketchMl, Thc, BlockTopK>;
 
 }  // namespace laconic::codecs

@@ -29,9 +29,9 @@ bool exponents_finite(const uint8_t* values, uint64_t count) {
   return bad == 0;
 }
 
-bool padding_is_zero(const SparseView& set) {
-  const uint64_t bits = set.count * set.index.width;
-  return bits % 8 == 0 || (set.index.bits[bits / 8] >> (bits % 8)) == 0;
+bool padding_is_zero(const kernels::PackedIndices& packed, uint64_t count) {
+  const uint64_t bits = count * packed.width;
+  return bits % 8 == 0 || (packed.bits[bits / 8] >> (bits % 8)) == 0;
 }
 
 }  // namespace
@@ -67,39 +67,26 @@ void SparseWriter::append(const uint32_t* index, const float* value, uint64_t m)
     kernels::cast_kernels(best_isa()).narrow_bf16(values_, 1.0F, value, m);
   }
   values_ += m * dtype_size(type_);
-  uint64_t pending = pending_;
-  uint32_t bits = pending_bits_;
-  uint8_t* out = bits_;
-  for (uint64_t j = 0; j < m; ++j) {
-    pending |= uint64_t{index[j]} << bits;
-    bits += width_;
-    if (bits >= 32) {  // a periodic pattern of the width: well predicted
-      store(out, static_cast<uint32_t>(pending));
-      out += 4;
-      pending >>= 32;
-      bits -= 32;
-    }
-  }
-  pending_ = pending;
-  pending_bits_ = bits;
-  bits_ = out;
+  indices_.append(index, m);
 }
 
-void SparseWriter::finish() noexcept { std::memcpy(bits_, &pending_, ceil_div(pending_bits_, 8)); }
-
-Errc check_sparse(const SparseView& set, uint64_t n) noexcept {
-  if (set.count > n || !padding_is_zero(set)) return Errc::payload_malformed;
-  if (!values_finite(set)) return Errc::payload_malformed;
+bool indices_valid(const kernels::PackedIndices& packed, uint64_t count, uint64_t n) noexcept {
+  if (count > n || !padding_is_zero(packed, count)) return false;
   const kernels::ScatterKernels& k = kernels::scatter_kernels(best_isa());
   std::array<uint32_t, kBlock + 1> index;
-  for (uint64_t first = 0; first < set.count; first += kBlock) {
-    const auto m = static_cast<uint32_t>(std::min<uint64_t>(kBlock, set.count - first));
-    k.unpack(set.index, first, m, index.data() + 1);
+  for (uint64_t first = 0; first < count; first += kBlock) {
+    const auto m = static_cast<uint32_t>(std::min<uint64_t>(kBlock, count - first));
+    k.unpack(packed, first, m, index.data() + 1);
     const bool joined = first == 0 || index[0] < index[1];
-    if (!joined || !strictly_increasing(index.data() + 1, m)) return Errc::payload_malformed;
+    if (!joined || !strictly_increasing(index.data() + 1, m)) return false;
     index[0] = index[m];
   }
-  return set.count == 0 || index[0] < n ? Errc::ok : Errc::payload_malformed;
+  return count == 0 || index[0] < n;
+}
+
+Errc check_sparse(const SparseView& set, uint64_t n) noexcept {
+  const bool valid = indices_valid(set.index, set.count, n) && values_finite(set);
+  return valid ? Errc::ok : Errc::payload_malformed;
 }
 
 bool values_finite(const SparseView& set) noexcept {

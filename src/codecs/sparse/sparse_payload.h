@@ -11,6 +11,7 @@
 #include <span>
 
 #include "base/slices.h"
+#include "codecs/sparse/index_packer.h"
 #include "kernels/sparse/scatter.h"
 #include "laconic/codec.h"
 
@@ -45,27 +46,28 @@ class SparseWriter {
  public:
   /// `out` holds sparse_bytes(count, n, values).
   SparseWriter(uint8_t* out, uint64_t count, uint64_t n, DType values = DType::f32) noexcept
-      : bits_(out), values_(out + index_bytes(count, n)), width_(index_width(n)), type_(values) {}
+      : indices_(out, index_width(n)), values_(out + index_bytes(count, n)), type_(values) {}
   void append(const uint32_t* index, const float* value, uint64_t m) noexcept;
   /// A writer of its own for the entries from `first` on, a multiple of 8, where bytes begin:
   /// threads write parts of a set, each to a multiple of 8 or to the end.
   [[nodiscard]] SparseWriter part(uint64_t first) const noexcept {
     SparseWriter from = *this;
-    from.bits_ += first / 8 * width_;
+    from.indices_.skip(first);
     from.values_ += first * dtype_size(type_);
     return from;
   }
   /// Writes the last bits: once, when all are appended.
-  void finish() noexcept;
+  void finish() noexcept { indices_.finish(); }
 
  private:
-  uint8_t* bits_;
+  IndexPacker indices_;
   uint8_t* values_;
-  uint32_t width_;
   DType type_;
-  uint32_t pending_bits_ = 0;  // fewer than 32 between calls
-  uint64_t pending_ = 0;
 };
+
+/// `count` packed indices strictly increase and are below n; the bits after them are zero.
+[[nodiscard]] bool indices_valid(const kernels::PackedIndices& packed, uint64_t count,
+                                 uint64_t n) noexcept;
 
 /// Indices strictly increasing and below n, padding zero, values finite (a NaN from one peer would
 /// poison every rank's sum).

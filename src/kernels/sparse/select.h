@@ -45,6 +45,9 @@ struct SelectKernels {
   /// The same of the sums x[i] + y[i], each rounded.
   uint32_t (*select_sum)(const float* x, const float* y, uint32_t n, uint64_t behind, uint32_t base,
                          uint32_t floor, uint32_t* index, float* value);
+  /// y[i] += x[i], then the same of y. `behind` elements follow in both.
+  uint32_t (*select_added)(const float* x, float* y, uint32_t n, uint64_t behind, uint32_t base,
+                           uint32_t floor, uint32_t* index, float* value);
   /// How many elements have a key of at least `floor`.
   uint64_t (*count)(const float* x, uint64_t n, uint32_t floor);
   /// maximum[g] = largest key of group g; 0 for an empty group. Elements lie in rows of 64; of each

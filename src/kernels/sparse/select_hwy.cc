@@ -56,6 +56,24 @@ struct Sum {
   }
 };
 
+// The sums of two, which the second takes up.
+struct Added {
+  const float* HWY_RESTRICT x;
+  float* HWY_RESTRICT y;
+  size_t end;
+
+  HWY_INLINE hn::Vec<F> vector(size_t i) const {
+    const auto sum = hn::Add(hn::LoadU(F(), x + i), hn::LoadU(F(), y + i));
+    hn::StoreU(sum, F(), y + i);
+    return sum;
+  }
+  HWY_INLINE float element(size_t i) const { return y[i] += x[i]; }
+  HWY_INLINE void prefetch(size_t i) const {
+    prefetch_within(x + i, x + end);
+    prefetch_within(y + i, y + end);
+  }
+};
+
 // Elements that share a word of hits.
 #if LACONIC_AVX512
 constexpr uint32_t kGroup = 64;
@@ -162,10 +180,11 @@ HWY_INLINE uint32_t append_group(const From& from, uint32_t begin, uint32_t base
 
 // Two loops, neither with a branch on single elements. The first finds the groups that have a hit
 // at all and lists them by advancing a cursor; the second goes over those (of groups of 64 6 % at
-// density 0.1 %, 47 % at 1 %), in the first-level cache.
-template <class From>
-HWY_INLINE uint32_t select_from(const From from, uint32_t n, uint32_t base, uint32_t floor,
-                                uint32_t* HWY_RESTRICT index, float* HWY_RESTRICT value) {
+// density 0.1 %, 47 % at 1 %), in the first-level cache, where they are `again`.
+template <class From, class Again>
+HWY_INLINE uint32_t select_from(const From from, const Again again, uint32_t n, uint32_t base,
+                                uint32_t floor, uint32_t* HWY_RESTRICT index,
+                                float* HWY_RESTRICT value) {
   Bits hits[kSelectBlock / kGroup + 1];
   uint16_t group[kSelectBlock / kGroup + 1];
   const VI bound = above(floor);
@@ -184,12 +203,12 @@ HWY_INLINE uint32_t select_from(const From from, uint32_t n, uint32_t base, uint
   uint16_t vector_hits[kSelectBlock / kVector + 1], vector[kSelectBlock / kVector + 1];
   const uint32_t vectors = list_vectors(hits, group, listed, vector_hits, vector);
   for (uint32_t j = 0; j < vectors; ++j) {
-    found += append_vector(from, vector[j] * kVector, base, vector_hits[j], index + found,
+    found += append_vector(again, vector[j] * kVector, base, vector_hits[j], index + found,
                            value + found);
   }
 #else
   for (uint32_t j = 0; j < listed; ++j) {
-    found += append_group(from, group[j] * kGroup, base, hits[j], index + found, value + found);
+    found += append_group(again, group[j] * kGroup, base, hits[j], index + found, value + found);
   }
 #endif
   for (uint32_t i = groups * kGroup; i < n; ++i) {
@@ -203,12 +222,20 @@ HWY_INLINE uint32_t select_from(const From from, uint32_t n, uint32_t base, uint
 
 uint32_t select(const float* x, uint32_t n, uint64_t behind, uint32_t base, uint32_t floor,
                 uint32_t* index, float* value) {
-  return select_from(Single{x, n + behind}, n, base, floor, index, value);
+  const Single from{x, n + behind};
+  return select_from(from, from, n, base, floor, index, value);
 }
 
 uint32_t select_sum(const float* x, const float* y, uint32_t n, uint64_t behind, uint32_t base,
                     uint32_t floor, uint32_t* index, float* value) {
-  return select_from(Sum{x, y, n + behind}, n, base, floor, index, value);
+  const Sum from{x, y, n + behind};
+  return select_from(from, from, n, base, floor, index, value);
+}
+
+uint32_t select_added(const float* x, float* y, uint32_t n, uint64_t behind, uint32_t base,
+                      uint32_t floor, uint32_t* index, float* value) {
+  const uint64_t end = n + behind;
+  return select_from(Added{x, y, end}, Single{y, end}, n, base, floor, index, value);
 }
 
 uint64_t count(const float* HWY_RESTRICT x, uint64_t n, uint32_t floor) {
@@ -311,7 +338,8 @@ SignCounts count_signs(const float* HWY_RESTRICT x, uint64_t n) {
   return c;
 }
 
-constexpr SelectKernels kTable{&select, &select_sum, &count, &group_max, &count_signs};
+constexpr SelectKernels kTable{&select, &select_sum, &select_added,
+                               &count,  &group_max,  &count_signs};
 
 #undef LACONIC_AVX512
 

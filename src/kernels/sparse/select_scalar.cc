@@ -29,6 +29,12 @@ uint32_t select_sum(const float* x, const float* y, uint32_t n, uint64_t, uint32
   return found;
 }
 
+uint32_t select_added(const float* x, float* y, uint32_t n, uint64_t behind, uint32_t base,
+                      uint32_t floor, uint32_t* index, float* value) {
+  for (uint32_t i = 0; i < n; ++i) y[i] += x[i];
+  return select(y, n, behind, base, floor, index, value);
+}
+
 uint64_t count(const float* x, uint64_t n, uint32_t floor) {
   uint64_t found = 0;
   for (uint64_t i = 0; i < n; ++i) found += magnitude_key(x[i]) >= floor ? 1U : 0U;
@@ -59,6 +65,7 @@ SignCounts count_signs(const float* x, uint64_t n) {
 
 }  // namespace
 
-constinit const SelectKernels kSelectScalar{&select, &select_sum, &count, &group_max, &count_signs};
+constinit const SelectKernels kSelectScalar{&select, &select_sum, &select_added,
+                                            &count,  &group_max,  &count_signs};
 
 }  // namespace laconic::kernels

@@ -84,6 +84,31 @@ TEST_P(SelectKernelsTest, SelectSumMatchesDefinition) {
   }
 }
 
+TEST_P(SelectKernelsTest, SelectAddedStoresSumsAndSelectsFromThem) {
+  for (const uint64_t n : sizes()) {
+    if (n > kSelectBlock) continue;
+    const auto m = static_cast<uint32_t>(n);
+    const std::vector<float> before = normal_values(n + 2, n + 7);
+    for (const bool special : {false, true}) {
+      const std::vector<float> x = special ? special_values(n + 3, n) : normal_values(n + 3, n);
+      std::vector<float> sum = before;
+      for (uint64_t i = 0; i < n; ++i) sum[i + 1] += x[i + 3];
+      for (const uint32_t floor : floors()) {
+        std::vector<float> y = before;
+        Selected a{std::vector<uint32_t>(n + kSelectSlack), std::vector<float>(n + kSelectSlack)};
+        const uint32_t found = simd_.select_added(x.data() + 3, y.data() + 1, m, 0, 1000, floor,
+                                                  a.index.data(), a.value.data());
+        a.index.resize(found);
+        a.value.resize(found);
+        const Selected b = expected(sum.data() + 1, m, 1000, floor);
+        ASSERT_EQ(a.index, b.index) << n;
+        expect_same(a.value, b.value, n);
+        expect_same(y, sum, n);
+      }
+    }
+  }
+}
+
 TEST_P(SelectKernelsTest, SelectOfFullBlockMatchesDefinition) {
   const std::vector<float> x = normal_values(kSelectBlock, 1);
   for (const uint32_t floor : floors()) {
