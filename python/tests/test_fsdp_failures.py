@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import time
@@ -14,10 +15,11 @@ torch = pytest.importorskip("torch")
 import sharding  # noqa: E402  skips below torch 2.13
 import torch.distributed as dist  # noqa: E402
 from ranks import Ranks  # noqa: E402
+from torch.distributed.distributed_c10d import _set_pg_timeout  # noqa: E402
 
 import laconic  # noqa: E402
 
-WAIT = 20.0  #: seconds of the group's time-out
+WAIT = 20.0  #: seconds of the group's timeout
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +75,21 @@ def test_failed_exchange_is_raised_on_all_ranks_after_backward(four, inline):
     assert outcomes[1][0][3][2] == outcomes[3][0][3][2]
 
 
-def killed_in_the_hook(spec, seconds):
+def limit_mesh(seconds):
+    """Groups of a mesh have half an hour, whatever the others have."""
+    mesh = sharding.mesh_of(2, 2)
+    for axis in mesh.mesh_dim_names:
+        _set_pg_timeout(datetime.timedelta(seconds=seconds), mesh[axis].get_group())
+
+
+def gone_in_the_hook(spec, seconds, how):
     model = sharding.made()
-    for axis in ("replicate", "shard"):  # groups of a mesh have half an hour, whatever the others have
-        sharding.waits(sharding.mesh_of(2, 2)[axis].get_group(), seconds)
+    limit_mesh(seconds)
     handle = sharding.attached(model, spec)
     outcomes = steps(model, [0])
     if dist.get_rank() == 3:
         for unit in handle.hook.units:
-            unit._group()._all_reduce_hook = lambda buffer: os.kill(os.getpid(), signal.SIGKILL)  # noqa: SLF001
+            unit._group()._all_reduce_hook = lambda buffer: os.kill(os.getpid(), how)  # noqa: SLF001
     model.zero_grad()
     begin = time.monotonic()
     try:
@@ -91,16 +99,18 @@ def killed_in_the_hook(spec, seconds):
     return outcomes[0][0], "", time.monotonic() - begin
 
 
-@pytest.mark.parametrize("spec", ["none", "3lc"])
-def test_killed_rank_ends_others_within_timeout(spec):
+@pytest.mark.parametrize(("spec", "how"), [("none", signal.SIGKILL), ("3lc", signal.SIGKILL), ("3lc", signal.SIGSTOP)])
+def test_lost_rank_ends_others_within_timeout(spec, how):
     ranks = Ranks(4)
     try:
-        ranks.start(killed_in_the_hook, spec=spec, seconds=5)
-        outcomes = ranks.finish(100)
-        assert outcomes[3][0] == "dead"
-        for kind, value in outcomes[:3]:
+        ranks.start(gone_in_the_hook, spec=spec, seconds=5, how=how)
+        for rank in range(3):
+            kind, value = ranks._receive(rank, 100)  # noqa: SLF001
             assert kind == "ok" and value[0] == "ok" and value[1] and value[2] < 30, value
+        assert how != signal.SIGKILL or ranks._receive(3, 100)[0] == "dead"  # noqa: SLF001
     finally:
+        if how == signal.SIGSTOP:
+            ranks.kill(3)
         ranks.close()
 
 
@@ -189,24 +199,14 @@ def broken_off(spec):
         def fails(gradient):
             raise ValueError("the user's own")
 
-        x, y = sharding.batch(1)
-        output = model(x)
-        hooks = [model.embed.weight.register_hook(fails)] if False else []
-        del hooks
-        h = torch.nn.functional.cross_entropy(output, y)
-        model.scale.register_hook  # noqa: B018
-        holder = {}
-
         def late(module, inputs):
-            (value,) = inputs
-            holder["x"] = value.clone()
-            holder["x"].register_hook(fails)
-            return (holder["x"],)
+            value = inputs[0].clone()
+            value.register_hook(fails)
+            return (value,)
 
         handle_of_hook = model.block.register_forward_pre_hook(late)
         try:
-            h = sharding.loss_of(model, 1)
-            h.backward()
+            sharding.loss_of(model, 1).backward()
         except ValueError as error:
             found.append(str(error))
         handle_of_hook.remove()
@@ -273,6 +273,73 @@ def test_failed_attach_is_one_message_on_all_ranks(four, case):
         assert found == name or (rank is not None and found in ("unsupported", "unknown_codec", "invalid_argument")), (found, text)
         assert all(word in text for word in words), text
         assert later == ""
+
+
+def hidden(name):
+    """What attach says on a torch that lacks this private name, and whether training goes on without laconic."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+    model = sharding.made()
+    group = model.block._get_fsdp_state()._fsdp_param_groups[0]  # noqa: SLF001
+    parameter = group.fsdp_params[1]
+    owners = (torch._C, _fsdp_common, group, parameter, model.block._get_fsdp_state())  # noqa: SLF001
+    owner = next(owner for owner in owners if name in vars(owner))
+    value = vars(owner)[name]
+    delattr(owner, name)
+    try:
+        outcome = sharding.said(lambda: sharding.attached(model, "3lc"))
+    finally:
+        setattr(owner, name, value)
+    return *outcome, group._all_reduce_hook is None, steps(model, [0])[0][0]  # noqa: SLF001
+
+
+@pytest.mark.parametrize("name", ["_current_graph_task_id", "FSDPMeshInfo", "_fsdp_param_groups", "all_reduce_grads", "sharded_size"])
+def test_torch_without_private_name_is_refused_by_that_name(four, name):
+    for found, text, untouched, trained in four.run(hidden, name=name):
+        assert found == "unsupported" and untouched and trained == "ok"
+        assert f"FSDP2 of torch {torch.__version__} is laid out in a way that this version does not know (no {name})" in text
+
+
+def elsewhere(kind, ranks):
+    """Parameters on the meta device, or a parameter group on another device than the rest."""
+    mesh = sharding.mesh_of(2, 2)
+    if kind == "meta":
+        torch.manual_seed(7)
+        model = sharding.Net() if dist.get_rank() not in ranks else sharding.Net().to("meta")
+        model = sharding.sharded(model, "2d", mesh)
+    else:
+        model = sharding.made()
+        for module in (model.block,) if dist.get_rank() in ranks else ():
+            module._get_fsdp_state()._fsdp_param_groups[0].device = torch.device("meta")  # noqa: SLF001
+    outcome = sharding.said(lambda: sharding.attached(model, "3lc"))
+    return *outcome, any(group._all_reduce_hook for module in model.modules() if hasattr(module, "_get_fsdp_state")  # noqa: SLF001
+                         for group in module._get_fsdp_state()._fsdp_param_groups)  # noqa: SLF001
+
+
+@pytest.mark.parametrize("ranks", [range(4), [1]], ids=["all", "one"])
+@pytest.mark.parametrize(("kind", "words"), [("meta", "is on the meta device"), ("devices", "is on cpu, parameter block.")])
+def test_parameters_elsewhere_are_refused_on_all_ranks(four, kind, words, ranks):
+    for rank, (name, text, hooked) in enumerate(four.run(elsewhere, kind=kind, ranks=list(ranks))):
+        assert name == ("unsupported" if rank in ranks else "ranks_disagree") and not hooked
+        assert words in text, text
+
+
+def without_the_last(limit):
+    model = sharding.made()
+    limit_mesh(limit)
+    if dist.get_rank() == 3:
+        return None
+    begin = time.monotonic()
+    return *sharding.said(lambda: sharding.attached(model, "3lc")), time.monotonic() - begin
+
+
+def test_attach_without_one_rank_ends_within_timeout():
+    ranks = Ranks(4)
+    try:
+        for found in ranks.run(without_the_last, limit=2)[:3]:
+            assert found[0] != "ok" and found[2] < 20, found
+    finally:
+        ranks.close()
 
 
 def twice_then_closed():
