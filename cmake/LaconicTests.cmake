@@ -26,7 +26,7 @@ elseif(LACONIC_SANITIZE)
 endif()
 # Files of tests/distributed about what each rank computes for itself: ThreadSanitizer leaves them to the weekly tier, which sets
 # LACONIC_WEEKLY. Threads meet in the others.
-set(LACONIC_UNTHREADED_FILES capacity control dense fixed_point grace memory record rules saved_laws unequal)
+set(LACONIC_UNTHREADED_FILES capacity control dense fixed_point grace memory nodes record rules saved_laws unequal)
 foreach(_tests IN ITEMS tests optimised_tests threaded_tests scalar_tests)
   add_custom_target(laconic_${_tests})
 endforeach()

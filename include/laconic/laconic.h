@@ -273,6 +273,11 @@ typedef struct laconic_session_options {
   uint32_t ranks_per_host; /* of the host that has the most; world: all are on one host, and
                               nothing leaves it. "auto" counts the bytes that leave a host.
                               0 means 1 */
+  /* Sessions may exchange shards of a model: rank and world are then those of the ranks with this
+   * shard, buckets hold what laconic_session_shard says of each parameter, and another session has
+   * the rest. Not with owner_turns, aggregates or codecs. */
+  uint32_t node_shards; /* of the model; 0 means 1 */
+  uint32_t node_shard;  /* this session's, below node_shards */
   uint32_t reserved;
 } laconic_session_options;
 
@@ -284,6 +289,11 @@ LACONIC_API int32_t laconic_session_create(const laconic_session_options* option
                                            const laconic_parameter* parameters, uint32_t count,
                                            laconic_session** out);
 LACONIC_API void laconic_session_destroy(laconic_session* session);
+/* The elements of a parameter that this session exchanges: `count` from `first` on; all of them
+ * without node_shards. Ranges of all shards together are the parameter; one may be empty. They
+ * depend on parameters, spec, rules and node_shards only. Error: invalid_argument. */
+LACONIC_API int32_t laconic_session_shard(const laconic_session* session, uint32_t parameter,
+                                          uint64_t* first, uint64_t* count);
 
 /* Agreement: before the first exchange every rank gathers LACONIC_AGREEMENT_BYTES from every
  * rank. gathered: all ranks' bytes, in rank order. check fails on every rank with the same
@@ -726,7 +736,8 @@ typedef struct laconic_state_header {
   uint32_t rank, world;
   /* may be missing: */
   uint64_t model_hash, agreement;
-  char spec[256]; /* canonical, NUL-terminated */
+  char spec[256];                   /* canonical, NUL-terminated */
+  uint32_t node_shards, node_shard; /* of laconic_session_options; node_shards 0 means 1 */
 } laconic_state_header;
 
 LACONIC_API int32_t laconic_session_state_header(const laconic_session* session,

@@ -69,6 +69,8 @@ laconic::collective::Options to_options(const laconic_session_options& options) 
   o.window = std::max<uint32_t>(options.window, 1);
   o.part = options.part;
   o.owner_turns = options.owner_turns != 0;
+  o.node_shards = std::max<uint32_t>(options.node_shards, 1);
+  o.node_shard = options.node_shard;
   return o;
 }
 
@@ -174,6 +176,23 @@ int32_t laconic_session_create(const laconic_session_options* options,
 }
 
 void laconic_session_destroy(laconic_session* session) { delete session; }
+
+int32_t laconic_session_shard(const laconic_session* session, uint32_t parameter, uint64_t* first,
+                              uint64_t* count) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr || first == nullptr || count == nullptr)
+      return null_argument("session, first and count");
+    const auto& model = session->session->model();
+    if (parameter >= model.parameters().size()) {
+      return fail(Errc::invalid_argument, "the model has no such parameter",
+                  "parameters count from 0, in the order of laconic_session_create");
+    }
+    const auto& held = model.assignment(parameter).held;
+    *first = held.first;
+    *count = held.count;
+    return 0;
+  });
+}
 
 int32_t laconic_session_agreement(const laconic_session* session, void* out) {
   return guarded([&]() -> int32_t {

@@ -47,6 +47,11 @@ int32_t check_possible(const laconic_state_header& saved) {
     return corrupt("the saved state has an invalid rank: " + std::to_string(saved.rank) +
                    " in a world of " + std::to_string(saved.world));
   }
+  if (saved.node_shards > laconic::kMaxWorld ||
+      saved.node_shard >= std::max<uint32_t>(saved.node_shards, 1)) {
+    return corrupt("the saved state has an invalid shard: " + std::to_string(saved.node_shard) +
+                   " of " + std::to_string(saved.node_shards));
+  }
   if (!is_spec_text(saved.spec))
     return corrupt("the spec in the saved state is not printable text");
   return 0;
@@ -68,6 +73,8 @@ int32_t laconic_session_state_header(const laconic_session* session, laconic_sta
     own.model_hash = header.model_hash;
     own.agreement = header.agreement;
     std::copy_n(header.spec.data(), std::min(header.spec.size(), sizeof own.spec - 1), own.spec);
+    own.node_shards = header.node_shards;
+    own.node_shard = header.node_shard;
     write_struct(own, out);
     return 0;
   });
@@ -107,7 +114,8 @@ int32_t laconic_session_state_accepts(const laconic_session* session,
     }
     h.spec[sizeof h.spec - 1] = '\0';
     auto ok = laconic::feedback::accepts(
-        mine, {h.version, h.rank, h.world, h.model_hash, h.agreement, h.spec});
+        mine, {h.version, h.rank, h.world, h.model_hash, h.agreement, h.spec,
+               std::max<uint32_t>(h.node_shards, 1), h.node_shard});
     return ok ? 0 : fail(std::move(ok).error());
   });
 }

@@ -83,6 +83,15 @@ Result<void> check_values(const Store::Entry& entry, const uint8_t* values, uint
 
 Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {
   const auto number = [](auto x) { return std::to_string(x); };
+  if (saved.version <= kStateVersionOfShards && saved.node_shards != mine.node_shards) {
+    const auto shape = [&](uint32_t shards) {
+      return shards == 1 ? std::string("whole models") : number(shards) + " shards of a node";
+    };
+    return Error{Errc::state_world,
+                 "state: expected one of " + shape(mine.node_shards) + ", found one of " +
+                     shape(saved.node_shards),
+                 "run as many ranks on each node as the saved run, with the same nodes setting"};
+  }
   if (saved.version == 0 || saved.version > mine.version) {
     return Error{
         Errc::state_version,
@@ -99,6 +108,12 @@ Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {
     return Error{Errc::state_rank,
                  "state: expected one for rank " + number(mine.rank) + ", found one for rank " +
                      number(saved.rank),
+                 "residuals differ by rank: save and load one state per rank"};
+  }
+  if (saved.node_shard != mine.node_shard) {
+    return Error{Errc::state_rank,
+                 "state: expected one for shard " + number(mine.node_shard) +
+                     ", found one for shard " + number(saved.node_shard),
                  "residuals differ by rank: save and load one state per rank"};
   }
   if (saved.model_hash != mine.model_hash) {

@@ -72,12 +72,15 @@ struct StateHeader {
   uint64_t model_hash = 0;
   uint64_t agreement = 0;
   std::string spec;
+  uint32_t node_shards = 1;  ///< of the model, of which this is one
+  uint32_t node_shard = 0;
 };
 
 /// 1: every bucket was an exchange of its own where the engine adds. 2: short ones travel together.
-/// 3: with masters.
+/// 3: with masters. 4: of a shard of a node.
 inline constexpr uint32_t kStateVersion = 2;
 inline constexpr uint32_t kStateVersionOfMasters = 3;
+inline constexpr uint32_t kStateVersionOfShards = 4;
 
 /// state_corrupt when `count` float32 values at `values`, of any alignment, are not what `entry`
 /// may hold.

@@ -134,10 +134,11 @@ Result<void> Active::bind(const collective::Options& options, bool steers) {
 
 feedback::StateHeader Active::state_header() const {
   const auto& options = model.options();
-  const uint32_t version =
-      options.owner_turns ? feedback::kStateVersionOfMasters : feedback::kStateVersion;
-  return {version,           options.rank,      options.world, model.model_hash(),
-          model.agreement(), model.configured()};
+  const uint32_t version = options.node_shards > 1 ? feedback::kStateVersionOfShards
+                           : options.owner_turns   ? feedback::kStateVersionOfMasters
+                                                   : feedback::kStateVersion;
+  return {version,           options.rank,       options.world,       model.model_hash(),
+          model.agreement(), model.configured(), options.node_shards, options.node_shard};
 }
 
 uint64_t Active::hash() const noexcept {

@@ -213,7 +213,7 @@ AgreementCard agreement_card(const Active& mine) {
   card.rank = options.rank;
   card.world = options.world;
   card.parameters = static_cast<uint32_t>(model.parameters().size());
-  for (const auto& p : model.parameters()) card.elements += p.count();
+  for (const auto& p : model.whole()) card.elements += p.count();
   card.agreement = model.agreement();
   card.model_hash = model.model_hash();
   card.seed = options.seed;

@@ -213,7 +213,7 @@ void put_settings(JsonText& json, const Session& session) {
     for (uint32_t i = 0; i < model.parameters().size(); ++i) {
       if (model.class_of(i) != c) continue;
       ++parameters;
-      elements += model.parameters()[i].count();
+      elements += model.whole()[i].count();
     }
     json.open('{').field(
         "rule", c == 0 ? std::string_view("*") : session.active().asked.rules[c - 1].match);
@@ -305,7 +305,7 @@ std::string explain(const Session& session) {
   uint64_t raw = 0, total = 0;
   json.key("parameters").open('[');
   for (uint32_t i = 0; i < model.parameters().size(); ++i) {
-    const auto& p = model.parameters()[i];
+    const auto& p = model.whole()[i];
     const auto& a = model.assignment(i);
     const Spec& spec = model.spec(model.class_of(i));
     const bool by_server = model.strategy_of(i) == collective::StrategyKind::server_sum;

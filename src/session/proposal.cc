@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/concat.h"
 #include "collective/exchange/succession.h"
 #include "session/session.h"
 #include "session/without_throwing.h"
@@ -49,8 +50,15 @@ Result<std::unique_ptr<Active>> Proposal::make(const Change& change) const {
   if (change.control) asked.control = *change.control;
   if (change.down) asked.down = *change.down;
   auto made = Active::create(change.spec.value_or(now.model.spec().canonical()), std::move(asked),
-                             now.model.parameters(), options);
+                             now.model.whole(), options);
   if (!made) return made;
+  if ((*made)->model.cut() != now.model.cut()) {
+    return Error{
+        Errc::unsupported,
+        concat({"set: ", (*made)->model.configured(),
+                " cuts the shards of a node in other places than ", now.model.configured()}),
+        "attach again with the new settings"};
+  }
   if (by_server(now) || by_server(**made)) return aggregated();
   const auto lost = collective::stranded(*now.state, *(*made)->state);
   if (!lost) return made;

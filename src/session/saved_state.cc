@@ -26,7 +26,8 @@ struct Head {
   uint64_t agreement;
   uint64_t part;
   uint32_t spec_bytes;
-  uint32_t reserved;
+  uint16_t node_shards;  // 0: the model is whole
+  uint16_t node_shard;
 };
 static_assert(sizeof(Head) == 56);
 
@@ -86,7 +87,8 @@ std::string_view text_of(Bytes bytes) {
 Result<void> check_head(const Session& session, const Head& head, std::string_view spec) {
   auto fits = feedback::accepts(
       session.active().state_header(),
-      {head.version, head.rank, head.world, head.model_hash, head.agreement, std::string(spec)});
+      {head.version, head.rank, head.world, head.model_hash, head.agreement, std::string(spec),
+       std::max<uint32_t>(head.node_shards, 1), head.node_shard});
   if (!fits) return fits;
   if (head.part == part_of(session) || session.model().alone()) return {};
   return Error{Errc::state_spec,
@@ -126,8 +128,9 @@ Result<uint32_t> load_checked(Session& session, Bytes state) {
   if (hash64(body) != load<uint64_t>(body.data() + body.size()))
     return corrupt("its checksum is wrong");
   const auto spec = text_of(reader.take(head.spec_bytes));
+  if (head.node_shards == 1 || head.node_shard >= std::max<uint32_t>(head.node_shards, 1))
+    return corrupt("it is of no shard of a node");
   if (auto fits = check_head(session, head, spec); !fits) return std::move(fits).error();
-  if (head.reserved != 0) return corrupt("its reserved bytes are not 0");
   if (session.model().alone())
     return head.version;  // a release that compressed alone has saved residuals
   std::vector<Bytes> values;
@@ -171,8 +174,9 @@ Result<std::vector<uint8_t>> save_state(const Session& session, uint32_t version
     if (session.in_flight() != 0) return in_flight_error();
     const auto header = session.active().state_header();
     const auto& entries = session.active().store.entries();
+    const bool sharded = header.node_shards > 1;
     const Head head{kMagic,
-                    version,
+                    sharded ? header.version : version,
                     header.rank,
                     header.world,
                     static_cast<uint32_t>(entries.size()),
@@ -180,7 +184,8 @@ Result<std::vector<uint8_t>> save_state(const Session& session, uint32_t version
                     header.agreement,
                     part_of(session),
                     static_cast<uint32_t>(header.spec.size()),
-                    0};
+                    static_cast<uint16_t>(sharded ? header.node_shards : 0),
+                    static_cast<uint16_t>(header.node_shard)};
     std::vector<uint8_t> out;
     uint64_t bytes = sizeof head + header.spec.size() + sizeof(uint64_t);
     for (const auto& entry : entries)

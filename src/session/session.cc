@@ -51,7 +51,7 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
   if (!active) return std::move(active).error();
   std::unique_ptr<Session> session(new Session(*std::move(active)));
   session->reports_ = options.reports;
-  if (record.empty() || options.rank != 0) return session;
+  if (record.empty() || options.rank != 0 || options.node_shard != 0) return session;
   auto recorder = Recorder::open(std::string(record), session->active_->steering->run());
   if (!recorder) return std::move(recorder).error();
   session->recorder_ = *std::move(recorder);

@@ -58,7 +58,7 @@ control::RecordedRun run_of(const collective::Model& model, std::span<const Rule
   for (uint32_t p = 0; p < model.parameters().size(); ++p) {
     auto& rule = run.rules[model.class_of(p)];
     ++rule.parameters;
-    rule.elements += model.parameters()[p].count();
+    rule.elements += model.whole()[p].count();
   }
   return run;
 }

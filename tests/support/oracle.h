@@ -54,10 +54,13 @@ class Oracle {
         memory_(world_),
         counters_(world_),
         pieces_(setup.parameters.size()) {
+    hold();
     assign_pieces();
     for (uint32_t rank = 0; rank < world_; ++rank) remember(rank);
   }
 
+  /// (first, elements) that the shard holds, by parameter.
+  [[nodiscard]] const std::vector<std::pair<uint64_t, uint64_t>>& held() const { return held_; }
   /// "residual/P" or "mean/P", "momentum/P", "owner_residual/P@offset", "state/P@offset#hop",
   /// "state/flush".
   [[nodiscard]] std::map<std::string, Floats>& memory(uint32_t rank) { return memory_[rank]; }
@@ -127,6 +130,7 @@ class Oracle {
 
   struct Piece {
     Unit unit;
+    uint64_t inside = 0;  // where it begins in what the shard holds
     uint32_t owner = 0;
     Plan plan, down;  // of both hops
     std::string parameter;
@@ -146,14 +150,42 @@ class Oracle {
 
   // ---- what exists ----
 
+  /// Who has how much of what, among the shards of a node. From here on parameters are what this
+  /// one holds.
+  void hold() {
+    const uint64_t granule = multiple_of_both(contract_.granule, legs_[1].contract.granule);
+    const uint64_t shards = setup_.node_shards, own = setup_.node_shard;
+    std::vector<uint64_t> load(shards);
+    for (Parameter& p : setup_.parameters) {
+      const uint64_t n = p.count(), granules = n / granule;
+      small_.push_back(n <= setup_.small_elements);
+      if (shards == 1) {
+        held_.emplace_back(0, n);
+      } else if (small_.back() || contract_.whole_parameter || n < shards * granule) {
+        const auto least = std::min_element(load.begin(), load.end());
+        *least += n;
+        held_.emplace_back(0, static_cast<uint64_t>(least - load.begin()) == own ? n : 0);
+      } else {
+        uint64_t begin = 0;
+        for (uint64_t s = 0; s < shards; ++s) {
+          const uint64_t end = s + 1 == shards ? n : granules * (s + 1) / shards * granule;
+          load[s] += end - begin;
+          if (s == own) held_.emplace_back(begin, end - begin);
+          begin = end;
+        }
+      }
+      if (held_.back().second != n) p = {p.name, held_.back().second, 1};
+    }
+  }
   void assign_pieces() {
     std::vector<uint64_t> load(world_);
     const uint64_t granule = multiple_of_both(contract_.granule, legs_[1].contract.granule);
     const bool sends_as_is = !legs_[0].compresses() && !legs_[1].compresses();
     for (size_t i = 0; i < setup_.parameters.size(); ++i) {
       const Parameter& p = setup_.parameters[i];
-      const Unit whole{p.count(), p.rows, p.cols, name_hash(p.name), 0};
-      if (p.count() <= setup_.small_elements || (sends_as_is && !setup_.turn)) continue;
+      const auto [first, held] = held_[i];
+      const Unit whole{held, p.rows, p.cols, name_hash(p.name), first};
+      if (small_[i] || held == 0 || (sends_as_is && !setup_.turn)) continue;
       if (setup_.strategy != StrategyKind::two_shot) {
         add_piece(i, whole, 0);
       } else if (p.count() < uint64_t{world_} * granule) {
@@ -164,7 +196,7 @@ class Oracle {
         const uint64_t granules = p.count() / granule;
         for (uint64_t r = 0, begin = 0; r < world_; ++r) {
           const uint64_t end = r + 1 == world_ ? p.count() : granules * (r + 1) / world_ * granule;
-          add_piece(i, {end - begin, end - begin, 1, whole.parameter, begin},
+          add_piece(i, {end - begin, end - begin, 1, whole.parameter, first + begin},
                     static_cast<uint32_t>(r));
           begin = end;
         }
@@ -172,8 +204,8 @@ class Oracle {
     }
   }
   void add_piece(size_t i, const Unit& unit, uint32_t owner) {
-    pieces_[i].push_back({unit, owner, legs_[0].plan(unit, world_), legs_[1].plan(unit, world_),
-                          setup_.parameters[i].name});
+    pieces_[i].push_back({unit, unit.offset - held_[i].first, owner, legs_[0].plan(unit, world_),
+                          legs_[1].plan(unit, world_), setup_.parameters[i].name});
   }
   /// The smallest, by trying.
   static uint64_t multiple_of_both(uint64_t a, uint64_t b) {
@@ -221,11 +253,11 @@ class Oracle {
     }
     if (kind_ == MemoryKind::none) return nullptr;
     const char* name = kind_ == MemoryKind::ema ? "mean/" : "residual/";
-    return memory_[rank].at(name + piece.parameter).data() + piece.unit.offset;
+    return memory_[rank].at(name + piece.parameter).data() + piece.inside;
   }
   float* momentum(uint32_t rank, const Piece& piece, uint32_t hop) {
     if (hop == 1 || kind_ != MemoryKind::momentum) return nullptr;
-    return memory_[rank].at("momentum/" + piece.parameter).data() + piece.unit.offset;
+    return memory_[rank].at("momentum/" + piece.parameter).data() + piece.inside;
   }
   /// A mean that a rank owns has a residual at most.
   [[nodiscard]] MemoryKind kind_at(uint32_t hop) const {
@@ -257,7 +289,7 @@ class Oracle {
     std::vector<InBucket> list;
     for (size_t i = 0; i < layout.parameters.size(); ++i) {
       for (const Piece& piece : pieces_[layout.parameters[i]])
-        list.push_back({&piece, layout.offsets[i] + piece.unit.offset});
+        list.push_back({&piece, layout.offsets[i] + piece.inside});
     }
     return list;
   }
@@ -863,7 +895,7 @@ class Oracle {
           if (setup_.strategy != StrategyKind::two_shot || piece.owner != r) continue;
           float* owned = residual(r, piece, 1);
           for (uint64_t k = 0; owned != nullptr && k < piece.unit.count; ++k) {
-            e[piece.unit.offset + k] += static_cast<float>(world_) * owned[k];
+            e[piece.inside + k] += static_cast<float>(world_) * owned[k];
             owned[k] = 0;
           }
         }
@@ -891,7 +923,7 @@ class Oracle {
       if (setup_.strategy != StrategyKind::two_shot || piece.owner != rank) continue;
       float* owned = residual(rank, piece, 1);
       for (uint64_t k = 0; owned != nullptr && k < piece.unit.count; ++k) {
-        float& out = g[piece.unit.offset + k];
+        float& out = g[piece.inside + k];
         out += times * part * owned[k];
         owned[k] -= part * owned[k];
         if (travelling() != DType::f32) owned[k] += (out - round_to(travelling(), out)) / times;
@@ -956,6 +988,8 @@ class Oracle {
   static constexpr uint64_t kWishLanes = 16;
 
   Setup setup_;
+  std::vector<std::pair<uint64_t, uint64_t>> held_;
+  std::vector<bool> small_;
   std::array<Leg, 2> legs_;  // by hop
   const Spec& spec_;         // of hop 0, as what follows
   const CodecTable& codec_;

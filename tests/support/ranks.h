@@ -63,6 +63,9 @@ struct Setup {
   /// Owners have turns. For the oracle: what comes down in place of the mean of an owner's range.
   std::function<void(const std::string& parameter, uint64_t offset, std::vector<float>& values)>
       turn{};
+  /// The ranks exchange one of several shards of the model.
+  uint32_t node_shards = 1;
+  uint32_t node_shard = 0;
 };
 
 class Ranks {
@@ -81,6 +84,8 @@ class Ranks {
       o.caps.short_sends = setup_.short_sends;
       o.reports = setup_.reports;
       o.owner_turns = static_cast<bool>(setup_.turn);
+      o.node_shards = setup_.node_shards;
+      o.node_shard = setup_.node_shard;
       o.caps.aggregates = hub_.engine(r).caps().aggregates;
       if (setup_.codec) o.codecs.push_back(*codecs::Registered::create(setup_.codec(r)));
       if (setup_.now) o.now = [this, r] { return setup_.now(r); };

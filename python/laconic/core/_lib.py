@@ -78,7 +78,8 @@ class SessionOptions(_Sized):
                 ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64),
                 ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule)), ("control", c_char_p),
                 ("record", c_char_p), ("codecs", POINTER(POINTER(CodecTable))), ("codec_count", c_uint32),
-                ("owner_turns", c_uint32), ("down", c_char_p), ("ranks_per_host", c_uint32), ("reserved", c_uint32)]
+                ("owner_turns", c_uint32), ("down", c_char_p), ("ranks_per_host", c_uint32), ("node_shards", c_uint32),
+                ("node_shard", c_uint32), ("reserved", c_uint32)]
 
 
 class Settings(_Sized):
@@ -123,7 +124,7 @@ class AggregatorOptions(_Sized):
 
 class StateHeader(_Sized):
     _fields_ = [("struct_size", c_uint32), ("version", c_uint32), ("rank", c_uint32), ("world", c_uint32),
-                ("model_hash", c_uint64), ("agreement", c_uint64), ("spec", c_char * 256)]
+                ("model_hash", c_uint64), ("agreement", c_uint64), ("spec", c_char * 256), ("node_shards", c_uint32), ("node_shard", c_uint32)]
 
 
 START = CFUNCTYPE(c_int32, c_void_p, POINTER(Step), c_uint32, c_uint32, POINTER(c_uint64), c_void_p, c_uint64)
@@ -197,6 +198,7 @@ _SIGNATURES = {
     "laconic_parameter_id": (c_uint64, [c_char_p]),
     "laconic_session_create": (c_int32, [POINTER(SessionOptions), POINTER(Parameter), c_uint32, POINTER(_P)]),
     "laconic_session_destroy": (None, [_P]),
+    "laconic_session_shard": (c_int32, [_P, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
     "laconic_session_agreement": (c_int32, [_P, c_void_p]),
     "laconic_session_check_agreement": (c_int32, [_P, c_void_p]),
     "laconic_session_set": (c_int32, [_P, POINTER(Settings)]),

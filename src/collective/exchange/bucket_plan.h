@@ -118,7 +118,7 @@ struct BucketPlan {
         lanes += p.count;
       }
       for (const RankPiece& piece : p.pieces) {
-        const uint64_t inside = piece.send.unit.offset;
+        const uint64_t inside = piece.send.unit.offset - p.first;
         units.push_back({&piece, layout.offsets[i] + inside, layout.parameters[i]});
         exact = exact && grants_bound(state, piece);
       }

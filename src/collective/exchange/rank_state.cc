@@ -92,7 +92,7 @@ Result<void> RankState::bind_piece(feedback::Store& store, const Parameter& para
   bound.codec = mine.codec;
   bound.send.unit = piece.unit;
   bound.send.plan = mine.codec->plan(piece.unit, world());
-  bound.send.memory = mine.memory.from(piece.unit.offset);
+  bound.send.memory = mine.memory.from(piece.unit.offset - mine.first);
   if (auto r = bind_state(store, parameter.name, mine.of, *mine.codec, bound.send, 0); !r) return r;
   if (mine.strategy == StrategyKind::two_shot) {
     if (auto r = bind_mean(store, parameter, mine, bound); !r) return r;
@@ -135,9 +135,10 @@ Result<void> RankState::bind(feedback::Store& store) {
     mine.raw = a.raw;
     mine.of = model_->class_of(i);
     mine.strategy = model_->strategy_of(i);
+    mine.first = a.held.first;
     mine.count = p.count();
     mine.codec = &codecs_[mine.of];
-    if (!a.raw) {
+    if (!a.raw && (mine.count != 0 || a.held.count == model_->whole()[i].count())) {
       if (auto r = bind_memory(store, p, mine); !r) return r;
     } else if (mine.strategy == StrategyKind::server_sum) {
       if (auto r = bind_fixed(store, p, mine); !r) return r;

@@ -52,9 +52,10 @@ struct RankParameter {
   bool raw = true;
   uint32_t of = 0;  ///< its class
   StrategyKind strategy = StrategyKind::native_sum;
-  uint64_t count = 0;
+  uint64_t first = 0;                          ///< where its elements begin in the whole parameter,
+  uint64_t count = 0;                          ///< and how many this shard holds
   const pipeline::UnitCodec* codec = nullptr;  ///< of its class
-  /// Memory of the whole parameter; without arrays if there is no feedback, or if it is
+  /// Memory of what this shard holds of it; without arrays if there is no feedback, or if it is
   /// uncompressed (except under server_sum).
   feedback::Memory memory;
   std::vector<RankPiece> pieces;

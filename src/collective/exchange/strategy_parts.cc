@@ -64,7 +64,7 @@ void keep_gradients(const RankState& state, const LayoutView& layout, const void
     }
     const RankParameter& p = state.parameter(layout.parameters[i]);
     for (const RankPiece& piece : p.pieces)
-      keep_half(*p.codec, piece.send, dtype, at + 2 * piece.send.unit.offset);
+      keep_half(*p.codec, piece.send, dtype, at + 2 * (piece.send.unit.offset - p.first));
     keep_half(*p.codec, p.fixed, dtype, at);
   }
 }

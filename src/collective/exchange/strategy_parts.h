@@ -44,7 +44,7 @@ inline Bytes encode_unit(const pipeline::UnitCodec& codec, const pipeline::UnitS
 inline void keep_gradient(const RankState& state, uint32_t parameter, const float* gradient) {
   const RankParameter& p = state.parameter(parameter);
   for (const RankPiece& piece : p.pieces)
-    p.codec->keep(piece.send, gradient + piece.send.unit.offset);
+    p.codec->keep(piece.send, gradient + (piece.send.unit.offset - p.first));
   p.codec->keep(p.fixed, gradient);
 }
 /// Those of a whole bucket, of any type. Needs no memory.

@@ -26,8 +26,8 @@ float* mean_residual(const RankParameter& parameter, const RankPiece& piece) {
   return same == nullptr ? nullptr : same->mean.memory.values;
 }
 
-void take_residual_of_mean(const RankPiece& piece, float world, float* residual) {
-  float* const own = residual + piece.mean.unit.offset;
+/// `own`: where the residual of the piece begins.
+void take_residual_of_mean(const RankPiece& piece, float world, float* own) {
   for (uint64_t k = 0; k < piece.mean.unit.count; ++k) {
     const float sum = own[k] + world * piece.mean.memory.values[k];
     if (std::isfinite(sum)) own[k] = sum;
@@ -61,7 +61,7 @@ void hand_over(const RankParameter& before, const RankParameter& after, float wo
     if (float* const stays = mean_residual(after, piece); owned != nullptr && stays != nullptr)
       std::copy_n(owned, piece.mean.unit.count, stays);
     else if (owned != nullptr && to.residual() != nullptr)
-      take_residual_of_mean(piece, world, to.residual());
+      take_residual_of_mean(piece, world, to.residual() + (piece.mean.unit.offset - before.first));
     const RankPiece* const same = same_piece(after, piece);
     if (same == nullptr) continue;
     if (keeps_state(before.codec->spec(), after.codec->spec()))

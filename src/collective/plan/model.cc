@@ -57,6 +57,32 @@ bool is_cut(uint64_t granule, const Parameter& p, uint64_t world) {
   return p.count() >= world * granule;
 }
 
+/// The share of `index` among `of`: whole granules, and the last one has the rest.
+Range range_of(uint64_t elements, uint64_t granule, uint64_t index, uint64_t of) {
+  const uint64_t granules = elements / granule;
+  const uint64_t begin = granules * index / of * granule;
+  const uint64_t end = index + 1 == of ? elements : granules * (index + 1) / of * granule;
+  return {begin, end - begin};
+}
+
+Result<void> check_shard(const Options& options) {
+  if (options.node_shards == 0 || options.node_shard >= options.node_shards) {
+    return Error{
+        Errc::invalid_argument,
+        concat({"node_shard: expected a number below ", std::to_string(options.node_shards),
+                ", the number of shards, found ", std::to_string(options.node_shard)}),
+        "shards count from 0"};
+  }
+  if (options.node_shards == 1) return {};
+  const std::string_view who = options.owner_turns       ? "owners with turns"
+                               : options.caps.aggregates ? "aggregation servers"
+                               : !options.codecs.empty() ? "registered codecs"
+                                                         : "";
+  if (who.empty()) return {};
+  return Error{Errc::unsupported, concat({"node_shards: ", who, " take whole models"}),
+               "omit node_shards"};
+}
+
 /// Why a parameter is not compressed, or how it was cut; nothing to say of one that went in one
 /// piece where all do.
 std::string reason_of(const Spec& spec, const Spec* down, const Options& options,
@@ -322,6 +348,7 @@ Result<Model> Model::create(std::vector<Setting> settings, std::vector<uint32_t>
                      ", the number of ranks, found " + std::to_string(options.rank),
                  "ranks count from 0"};
   }
+  if (auto ok = check_shard(options); !ok) return std::move(ok).error();
   if (options.world > kMaxWorld) {
     return Error{Errc::invalid_argument,
                  "world: expected at most " + std::to_string(kMaxWorld) + " ranks, found " +
@@ -357,7 +384,9 @@ Result<Model> Model::create(std::vector<Setting> settings, std::vector<uint32_t>
   }
   model.class_of_ = std::move(class_of);
   model.parameters_ = std::move(parameters);
+  model.whole_ = model.parameters_;
   if (auto ok = model.choose(); !ok) return std::move(ok).error();
+  model.agree();
   model.assign();
   if (auto ok = model.check_sizes(); !ok) return std::move(ok).error();
   return model;
@@ -470,13 +499,15 @@ uint64_t Model::bytes_of_class(uint32_t of, uint32_t behind) const {
   return predicted_bytes(strategy, options_.world,
                          volume_of(spec(of), members_[of], options_, strategy, down_of(*this, of)),
                          behind)
-      .expected;
+             .expected /
+         options_.node_shards;
 }
 
 uint64_t Model::dense_bytes_of_class(uint32_t of) const {
   Volume dense;
   for (const Parameter& p : members_[of]) dense.raw += sizeof(float) * p.count();
-  return predicted_bytes(StrategyKind::native_sum, options_.world, dense).expected;
+  return predicted_bytes(StrategyKind::native_sum, options_.world, dense).expected /
+         options_.node_shards;
 }
 
 const Spec& Model::spec_of_codes() const {
@@ -538,7 +569,7 @@ Result<void> Model::check_sizes() const {
   return {};
 }
 
-void Model::assign() {
+void Model::agree() {
   std::string listing;
   for (const Parameter& p : parameters_) {
     listing += p.name + ":" + std::to_string(p.rows) + "x" + std::to_string(p.cols) + ";";
@@ -558,41 +589,89 @@ void Model::assign() {
         concat({";", std::to_string(plan.round[0].bytes), ",", std::to_string(plan.state_floats)});
   }
   if (options_.owner_turns) listing += ";turns";
+  if (options_.node_shards > 1)
+    listing += concat({";shards=", std::to_string(options_.node_shards)});
   agreement_ = hash64(listing);
   if (alone()) {  // whatever was planned, which saved states are hashed with
     for (Choice& choice : choices_) choice = {StrategyKind::native_sum, std::string(kAlone)};
   }
+}
 
-  const uint64_t world = options_.world;
-  std::vector<uint64_t> load(world, 0);  // elements of uncut pieces, by owner
-  for (uint32_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& p = parameters_[i];
+/// Which shard holds what: a function of the whole model, the same on all of them. A parameter of
+/// at least a granule for each is cut into nearly equal ranges of whole granules; another one goes
+/// to the shard with the least so far.
+void Model::shard() {
+  const uint64_t shards = options_.node_shards;
+  std::vector<uint64_t> load(shards, 0);
+  std::vector<uint64_t> cuts;  // of each, its granule or who has it whole
+  for (uint32_t i = 0; i < whole_.size(); ++i) {
+    const Parameter& p = whole_[i];
     const Spec& spec = this->spec(class_of_[i]);
-    const StrategyKind strategy = strategy_of(i);
-    const bool cut = strategy == StrategyKind::two_shot;
     const Spec* const down = down_of(*this, class_of_[i]);
     const uint64_t granule = granule_of(spec, down);
-    Assignment a;
-    a.raw = is_raw(spec, down, p, options_);
-    const Unit whole = whole_unit(p);
-    if (!a.raw && !cut) a.pieces.push_back({whole, 0});
-    if (!a.raw && cut && is_cut(granule, p, world)) {
-      for (uint64_t r = 0; r < world; ++r) {
-        const uint64_t granules = whole.count / granule;
-        const uint64_t begin = granules * r / world * granule;
-        const uint64_t end = r + 1 == world ? whole.count : granules * (r + 1) / world * granule;
-        a.pieces.push_back(
-            {{end - begin, end - begin, 1, whole.parameter, begin}, static_cast<uint32_t>(r)});
-      }
-    } else if (!a.raw && cut) {
-      const auto owner =
+    const bool goes_whole = shards == 1 || p.count() <= options_.small_elements ||
+                            spec.contract().whole_parameter || !is_cut(granule, p, shards);
+    Range held{0, p.count()};
+    if (goes_whole) {
+      const auto least =
           static_cast<uint64_t>(std::min_element(load.begin(), load.end()) - load.begin());
-      load[owner] += whole.count;
-      a.pieces.push_back({whole, static_cast<uint32_t>(owner)});
+      load[least] += p.count();
+      cuts.insert(cuts.end(), {0, least});
+      if (least != options_.node_shard) held.count = 0;
+    } else {
+      for (uint64_t s = 0; s < shards; ++s)
+        load[s] += range_of(p.count(), granule, s, shards).count;
+      cuts.insert(cuts.end(), {granule, 0});
+      held = range_of(p.count(), granule, options_.node_shard, shards);
     }
-    a.reason = reason_of(spec, down, options_, strategy, a);
-    assignments_.push_back(std::move(a));
+    assignments_.emplace_back().held = held;
+    if (held.count != p.count()) parameters_[i] = {p.name, held.count, 1};
   }
+  cut_ = hash64(std::span<const uint64_t>(cuts));
+}
+
+void Model::assign() {
+  shard();
+  std::vector<uint64_t> load(options_.world, 0);  // elements of uncut pieces, by owner
+  for (uint32_t i = 0; i < whole_.size(); ++i) {
+    const Spec& spec = this->spec(class_of_[i]);
+    const Spec* const down = down_of(*this, class_of_[i]);
+    Assignment& a = assignments_[i];
+    a.raw = is_raw(spec, down, whole_[i], options_);
+    if (a.held.count == 0 && whole_[i].count() != 0) {
+      a.reason = "another shard of the node has it";
+      continue;
+    }
+    if (!a.raw) assign_pieces(i, load);
+    a.reason = reason_of(spec, down, options_, strategy_of(i), a);
+  }
+}
+
+/// Those of what this shard holds of a parameter. `load`: elements that owners have whole.
+void Model::assign_pieces(uint32_t parameter, std::vector<uint64_t>& load) {
+  Assignment& a = assignments_[parameter];
+  const Parameter& p = parameters_[parameter];
+  Unit all = whole_unit(p);
+  all.offset = a.held.first;
+  if (strategy_of(parameter) != StrategyKind::two_shot) {
+    a.pieces.push_back({all, 0});
+    return;
+  }
+  const uint64_t world = options_.world;
+  const uint64_t granule =
+      granule_of(spec(class_of_[parameter]), down_of(*this, class_of_[parameter]));
+  if (is_cut(granule, p, world)) {
+    for (uint64_t r = 0; r < world; ++r) {
+      const auto [first, count] = range_of(p.count(), granule, r, world);
+      a.pieces.push_back(
+          {{count, count, 1, all.parameter, all.offset + first}, static_cast<uint32_t>(r)});
+    }
+    return;
+  }
+  const auto owner =
+      static_cast<uint64_t>(std::min_element(load.begin(), load.end()) - load.begin());
+  load[owner] += p.count();
+  a.pieces.push_back({all, static_cast<uint32_t>(owner)});
 }
 
 Prediction payload_of(const Model& model, uint32_t parameter, uint32_t hop) {

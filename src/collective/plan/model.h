@@ -68,6 +68,10 @@ struct Options {
   /// An owner keeps a float32 master of its ranges, which the program moves by the mean, and what
   /// comes down is the change of the parameters (docs/decisions/0050). By two_shot alone.
   bool owner_turns = false;
+  /// This rank and its peers exchange one of several shards of the model, cut by Assignment::held;
+  /// other sessions have the rest (docs/decisions/0055).
+  uint32_t node_shards = 1;
+  uint32_t node_shard = 0;
   /// Registered codecs that specs may name.
   std::vector<std::shared_ptr<const codecs::Registered>> codecs{};
 };
@@ -78,8 +82,15 @@ struct Piece {
   uint32_t owner = 0;  ///< two_shot: the rank that takes the mean; else unused
 };
 
+/// Elements of a parameter.
+struct Range {
+  uint64_t first = 0;
+  uint64_t count = 0;
+};
+
 /// How one parameter travels.
 struct Assignment {
+  Range held;          ///< what this shard has of it; without shards: all
   bool raw = true;     ///< uncompressed lanes
   std::string reason;  ///< why it is; of a compressed one, how it was cut, if it was
   std::vector<Piece> pieces;
@@ -208,7 +219,13 @@ class Model {
   [[nodiscard]] bool alone() const noexcept { return options_.world == 1; }
   /// EngineCaps::scales_from of all ranks together.
   void agree_on_scaling(uint64_t from) noexcept { options_.caps.scales_from = from; }
+  /// As this shard holds them: of what is cut, and of what other shards have, only the name is that
+  /// of whole().
   [[nodiscard]] const std::vector<Parameter>& parameters() const noexcept { return parameters_; }
+  /// As they were given.
+  [[nodiscard]] const std::vector<Parameter>& whole() const noexcept { return whole_; }
+  /// Hash of the ranges that all shards hold.
+  [[nodiscard]] uint64_t cut() const noexcept { return cut_; }
   [[nodiscard]] const Assignment& assignment(uint32_t parameter) const {
     return assignments_[parameter];
   }
@@ -235,7 +252,10 @@ class Model {
  private:
   Model() = default;
   Result<void> choose();
+  void agree();
   void assign();
+  void shard();
+  void assign_pieces(uint32_t parameter, std::vector<uint64_t>& load);
   [[nodiscard]] Result<void> check_sizes() const;
   [[nodiscard]] RoundPlan round_of_codes() const;
 
@@ -250,10 +270,12 @@ class Model {
   std::vector<Setting> settings_;  // by class
   std::vector<Choice> choices_;    // one per class
   std::vector<std::vector<Parameter>>
-      members_;  // one per class: copies, so that changes take no memory
+      members_;  // one per class, whole: copies, so that changes take no memory
   std::vector<uint32_t> class_of_;
+  std::vector<Parameter> whole_;
   std::vector<Parameter> parameters_;
   std::vector<Assignment> assignments_;
+  uint64_t cut_ = 0;
   uint64_t agreement_ = 0;
   uint64_t model_hash_ = 0;
   uint32_t dense_ = 0;  // a bit for each class

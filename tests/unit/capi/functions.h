@@ -342,6 +342,12 @@ inline std::span<const Function> session_functions() {
          if (given != nullptr) o.made_session = nullptr;  // null destroys nothing
          return 0;
        }},
+      {"laconic_session_shard", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         uint64_t count = 0;
+         return laconic_session_shard(a("session", o.world.ranks[0].session), 0,
+                                      a("first", &o.written), a("count", &count));
+       }},
       {"laconic_session_agreement", Gives::code,
        [](Objects& o, Arguments& a) -> int32_t {
          return laconic_session_agreement(a("session", o.world.ranks[0].session),

@@ -43,6 +43,7 @@ TEST_F(State, ForeignStateHasItsOwnCode) {
   EXPECT_EQ(refused([&] { header.version += 1; }), code_of(Errc::state_version));
   EXPECT_EQ(refused([&] { header.world = 3; }), code_of(Errc::state_world));
   EXPECT_EQ(refused([&] { header.rank = 0; }), code_of(Errc::state_rank));
+  EXPECT_EQ(refused([&] { header.node_shards = 2; }), code_of(Errc::state_world));
   EXPECT_EQ(refused([&] { header.model_hash ^= 1; }), code_of(Errc::state_model));
   EXPECT_EQ(refused([&] { header.spec[0] = 'q'; }), code_of(Errc::state_spec));
   EXPECT_EQ(refused([&] { header.agreement ^= 1; }), code_of(Errc::state_spec));
@@ -61,6 +62,8 @@ TEST_F(State, ImpossibleHeaderIsCorrupt) {
   EXPECT_TRUE(corrupt([&] { header.world = static_cast<uint32_t>(-1); }));
   EXPECT_TRUE(corrupt([&] { header.rank = 2; })) << "of two ranks";
   EXPECT_TRUE(corrupt([&] { header.rank = static_cast<uint32_t>(-1); }));
+  EXPECT_TRUE(corrupt([&] { header.node_shard = 1; })) << "of one shard";
+  EXPECT_TRUE(corrupt([&] { header.node_shards = 65536; }));
   EXPECT_TRUE(corrupt([&] { header.spec[0] = '\0'; }));
   EXPECT_TRUE(corrupt([&] { header.spec[3] = '\n'; }));
   EXPECT_TRUE(corrupt([&] { header.spec[3] = '\0'; })) << "something behind the end";

@@ -69,6 +69,11 @@ TEST(StateHeader, EachDifferenceHasItsNumberAndNamesBothSides) {
   EXPECT_NE(rank.message.find("rank 2"), std::string::npos);
   EXPECT_NE(rank.message.find("rank 1"), std::string::npos);
   EXPECT_EQ(refused([](StateHeader& h) { h.world = 8; }).code, Errc::state_world);
+  EXPECT_EQ(refused([](StateHeader& h) { h.node_shard = 1; }).code, Errc::state_rank);
+  const Error shape =
+      refused([](StateHeader& h) { h.version = kStateVersionOfShards, h.node_shards = 2; });
+  EXPECT_EQ(shape.code, Errc::state_world) << "another version, which this one knows";
+  EXPECT_NE(shape.message.find("2 shards of a node"), std::string::npos);
   EXPECT_EQ(refused([](StateHeader& h) { h.model_hash = 1; }).code, Errc::state_model);
   EXPECT_EQ(refused([](StateHeader& h) { h.version = 9; }).code, Errc::state_version);
   EXPECT_EQ(refused([](StateHeader& h) { h.agreement = 9; }).code, Errc::state_spec);

@@ -68,7 +68,7 @@ bool add_share(const RankState& state, const RankParameter& parameter, uint32_t 
     codec.kernels().axpy(out, part_of(parts), residual, parameter.count);
   } else {
     over_owned(parameter, [&](const RankPiece& piece) {
-      codec.kernels().axpy(out + piece.mean.unit.offset, world * part_of(parts),
+      codec.kernels().axpy(out + (piece.mean.unit.offset - parameter.first), world * part_of(parts),
                            piece.mean.memory.values, piece.mean.unit.count);
     });
   }
@@ -85,7 +85,7 @@ void drop_share(const RankState& state, const RankParameter& parameter, uint32_t
     const auto world = static_cast<float>(state.world());
     over_owned(parameter, [&](const RankPiece& piece) {
       drop(piece.mean.memory.values, piece.mean.unit.count, world, parts, travelled,
-           gradient + piece.mean.unit.offset);
+           gradient + (piece.mean.unit.offset - parameter.first));
     });
   }
   // Everything goes out, and momentum is 0 where something was sent.
