@@ -54,7 +54,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
            down: str | None = None, threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20,
            aggregator: str | None = None, token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", multicast: bool = False,
            rules=None, control: str | None = None, record: str | os.PathLike | None = None, quiet: bool = False, replicate=None, reduce: str | None = None,
-           sync_parameters: bool = False, **options):
+           sync_parameters: bool = False, nodes: str | int | None = None, **options):
     """Compresses the gradient exchange of a DistributedDataParallel model, or between replicas of a sharded model. Returns its Handle.
 
     Collective: every rank calls it with the same arguments, right after wrapping the model.
@@ -96,6 +96,10 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
             ProcessGroup.
         reduce: for a sharded model: "mean" or "sum" over the replicas. Default: the mean; the sum after set_gradient_divide_factor, as FSDP.
         sync_parameters: for a sharded model: take replica 0's parameters. Default: different parameters are an error.
+        nodes: "on": the ranks of each host make the means of their gradients first, and each exchanges a share of them with the other hosts,
+            so that what leaves a host leaves it once; "auto": where that pays; "off"; or a number, of consecutive ranks that are taken for a
+            host. Where hosts have different numbers of ranks, with an aggregator or a registered codec it is off, and a line says why.
+            Default: LACONIC_NODES, else "off". Must be the same on every rank. docs/guide/pytorch.md.
         options: settings of the codec, as in `attach(ddp, "topk", ratio=0.01)`.
 
     Raises:
@@ -109,20 +113,23 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     asked = Options(spec=spec if spec is not None else os.environ.get("LACONIC_SPEC", ""), keys=options, seed=seed, small_elements=small_elements, strategy=strategy,
                     down=down, threads=threads, window=window, part=part, rules=rules, control=control, record=record)
     if (model := sharded_in(obj)) is not None:
+        _refuse_nodes(nodes)
         from ..fsdp.attach import attach as attach_sharded
 
         return _announced(model, attach_sharded(model, asked, disabled=disabled, replicate=replicate, reduce=reduce, sync_parameters=sync_parameters,
                                                 aggregator=aggregator, scaler=scaler, warmup=warmup), quiet)
     wrapper, group, refusal = _look_at(obj)
-    stage = None
+    stage, wish = None, "off"
     if refusal is None and (replicate is not None or reduce is not None or sync_parameters):
         refusal = errors.error("invalid_argument", "replicate=, reduce= and sync_parameters= are for sharded models",
                                "leave them out: DistributedDataParallel averages over its own group, and sends rank 0's parameters when it is made")
     if refusal is None and not disabled:
         stage, refusal = _stage_of(wrapper)
+    if refusal is None and not disabled:
+        wish, refusal = _wish_for(nodes)
     if disabled and group is None:
         return PassThrough()
-    meeting = None if group is None else _meet(group, disabled, refusal)
+    meeting = None if group is None else _meet(group, disabled, refusal, [wish, environment.place()])
     if refusal is not None:
         raise refusal
     if disabled:
@@ -131,7 +138,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     from ..ddp import hook
 
     named = ServerOptions(aggregator=aggregator, token=token, quorum=quorum, deadline_ms=deadline_ms, auth=auth, multicast=multicast)
-    handle = hook.attach(wrapper, meeting, stage, asked, named, scaler=scaler, warmup=warmup)
+    chosen, why = _nodes_for(wish, group, meeting, wrapper, stage, asked, named)
+    handle = hook.attach(wrapper, meeting, stage, asked, named, scaler=scaler, warmup=warmup, nodes=chosen, why_nodes=why)
     _announced(wrapper, handle, quiet)
     if handle.rank == 0 and not quiet and (moving := hook.moving_padding(handle, wrapper.module)):
         environment.say(moving, logging.WARNING)
@@ -213,13 +221,62 @@ def _replicated(module, make: bool = False):
     return getattr(state, "_ddp", None)
 
 
-def _meet(group, disabled: bool, refusal: LaconicError | None):
+def _wish_for(nodes) -> tuple[str, LaconicError | None]:
+    from ..engines.nodes import asked
+
+    try:
+        return asked(nodes), None
+    except LaconicError as error:
+        return "off", error
+
+
+def _refuse_nodes(nodes) -> None:
+    """Replicas of sharded models exchange shards already."""
+    from ..engines.nodes import asked
+
+    if nodes is not None and asked(nodes) not in ("auto", "off"):
+        raise errors.error("unsupported", f"nodes={nodes!r}: the replicas of a sharded model exchange shards already", "leave nodes out")
+
+
+def _nodes_for(wish: str, group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):
+    """The nodes of a wrapper's group, or none, and a reason; the same on all ranks."""
+    from ..engines.group import Meeting
+    from ..engines.nodes import seated
+
+    wishes = [card[0] for card in meeting.cards]
+    if len(set(wishes)) > 1:
+        other = next(rank for rank, own in enumerate(wishes) if own != wishes[0])
+        raise errors.error("ranks_disagree", f"nodes is {wishes[0]} on rank 0 and {wishes[other]} on rank {other}",
+                           "give every rank the same call, file and LACONIC_* variables")
+    if wish == "off":
+        return None, ""
+    from ..ddp.choice import refused, worth
+
+    nodes, why = seated(wish, [card[1] for card in meeting.cards], _rank_in(group))
+    if nodes is None:
+        return None, why
+    why = refused(asked, servers)
+    if not why and wish == "auto":
+        why = worth(nodes, wrapper, stage, asked)
+        why = "" if why is None else why
+    said = Meeting(group, why).words  # one rank's spec may be another's, which attach refuses
+    why = next(filter(None, said), "")
+    return (None, why) if why else (nodes, "asked for" if wish != "auto" else "flat, a host would send more than an eighth of a ring's bytes")
+
+
+def _rank_in(group) -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank(group)
+
+
+def _meet(group, disabled: bool, refusal: LaconicError | None, card: list):
     """Every rank learns what every other one is about to do, before any collective; one message where they differ."""
     from ..engines.group import Meeting, disabled_on
     from ..exchange.lane import shared_of
 
     word = DISABLED if disabled else "" if refusal is None else str(refusal)
-    meeting = Meeting(group, word, shared_of(group))
+    meeting = Meeting(group, word, shared_of(group), card)
     if len(set(meeting.words)) == 1:
         return meeting
     if some := disabled_on(range(len(meeting.words)), meeting.words):

@@ -21,6 +21,7 @@ KNOWN = {
     "LACONIC_RULES": "path of a TOML file with rules, if the call gives none",
     "LACONIC_AGGREGATOR": "HOST:PORT of the aggregation servers, if the call names none",
     "LACONIC_TOKEN_FILE": "path of their secret, if the call names none",
+    "LACONIC_NODES": "auto, on, off or the ranks of a node, if the call says nothing",
     "LACONIC_LOG": "warn, info or debug: the lowest level that laconic logs (info)",
     "LACONIC_LIBRARY": "path of liblaconic.so",
     "LACONIC_MPI_LIB": "path of the plug-in for MPI, liblaconic_mpi_*.so, instead of the launcher's",

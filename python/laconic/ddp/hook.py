@@ -31,9 +31,9 @@ from .steps import Settings, Steps
 AT_END = 1 << 20
 
 
-def attach(ddp, meeting, stage, options: Options, servers: ServerOptions, *, scaler, warmup: int) -> Handle:
+def attach(ddp, meeting, stage, options: Options, servers: ServerOptions, *, scaler, warmup: int, nodes=None, why_nodes: str = "") -> Handle:
     """The handle of a wrapper, which has its hook. Collective over its group; the arguments are those of laconic.attach."""
-    opened = Opened(Parameters(*sorted_out(ddp)), ddp.process_group, meeting, stage, functools.partial(_refuse_hook, ddp), options, servers, warmup)
+    opened = Opened(Parameters(*sorted_out(ddp)), ddp.process_group, meeting, stage, functools.partial(_refuse_hook, ddp), options, servers, warmup, nodes, why_nodes)
     settings = Settings(opened)
     steps = Steps(opened, settings, scaler)
     handle = Handle(opened, settings, steps, Hook(ddp, opened, settings, steps))
@@ -48,7 +48,7 @@ class Layouts:
     """The layouts of DDP's buckets."""
 
     def __init__(self, opened: Opened, settings: Settings):
-        self._index, self._worker, self._settings = opened.parameters.index, opened.worker, settings
+        self._index, self._worker, self._settings, self._nodes = opened.parameters.index, opened.worker, settings, opened.nodes
         self.known: dict[tuple, Layout] = {}  #: by the ids of their parameters
         self._seen: list[Layout] = []  # in this iteration
         self.last_seen: list[Layout] = []  #: in the iteration before
@@ -72,7 +72,7 @@ class Layouts:
 
     def _new(self, indices, offsets, elements: int) -> Layout:
         # Sums that are the engine's anyway, and nothing else in this bucket.
-        return Layout(indices, offsets, elements, direct=self._settings.engine_sums and self._settings.raw.issuperset(indices))
+        return Layout(indices, offsets, elements, direct=self._nodes is None and self._settings.engine_sums and self._settings.raw.issuperset(indices))
 
     def take_settings(self) -> None:
         made = {id(layout): self._new(layout.parameters, layout.offsets, layout.elements) for layout in self.known.values()}
@@ -250,6 +250,8 @@ class Hook:
         resumed = self._resumed
         layouts = self.layouts.last_seen if resumed is None else resumed.layouts
         exchanges = [layout.parameters for layout in layouts]
+        if self._opened.nodes is not None:  # of which each shard makes its own exchanges
+            return exchanges
         if self._worker.step >= self._opened.warmup and (resumed is None or resumed.joins):  # else nothing is cut or joined
             exchanges = self._worker.exchanges.of(layouts, self.apart)
         return exchanges
@@ -262,11 +264,12 @@ class Hook:
 
     def _resume(self, saved: list[list[int]], first: bool) -> Resumed:
         opened, engine_sums = self._opened, self._settings.engine_sums
-        uncut, counts, layouts = self._worker.step < opened.warmup, opened.parameters.counts, []
+        warm, counts, layouts = self._worker.step < opened.warmup, opened.parameters.counts, []
+        uncut = warm or opened.nodes is not None
         for indices in saved:
             offsets = [0, *itertools.accumulate(counts[i] for i in indices)]
             layouts.append(Layout(indices, offsets[:-1], offsets[-1]))
-        return Resumed(layouts, counts, opened.stage.devices, bounded=not engine_sums and not uncut, uncut=uncut,
+        return Resumed(layouts, counts, opened.stage.devices, bounded=not engine_sums and not warm, uncut=uncut,
                        joins=uncut or (first and not engine_sums))
 
     def __reduce__(self):

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import os
+import struct
 
 import torch.distributed as dist
 
@@ -18,11 +19,13 @@ from ..engines import aggregation, group
 from ..engines.aggregation import ServerOptions
 from ..engines.emulate import limiter_from_environment
 from ..engines.hosts import Hosts, over_port, seat
+from ..engines.nodes import Everyone, Nodes, failure_in
 from ..engines.texts import gather_texts
 from ..exchange import names, trace
 from ..exchange.csession import ALONE, CSession, Options
 from ..exchange.driver import cards_of_all
 from ..exchange.lane import SharedLane
+from ..exchange.nodes import NodeStage
 from ..exchange.worker import Worker
 
 
@@ -42,28 +45,34 @@ class Parameters:
 class Opened:
     """An agreement of all ranks, and the worker that it is about. Collective over the group; LaconicError on all ranks or on none."""
 
-    def __init__(self, parameters: Parameters, of, meeting, stage, check, options: Options, servers: ServerOptions, warmup: int):
-        """`check()`: this rank's own reasons to refuse. The rest is that of laconic.attach."""
-        self.parameters, self.group, self.stage = parameters, of, stage
-        lane = SharedLane.of(of, meeting, stage.backend)
+    def __init__(self, parameters: Parameters, of, meeting, stage, check, options: Options, servers: ServerOptions, warmup: int,
+                 nodes: Nodes | None = None, why_nodes: str = ""):
+        """`check()`: this rank's own reasons to refuse. `nodes`: two levels, or `why_nodes` not. The rest is that of laconic.attach."""
+        self.parameters, self.group, self.stage, self.nodes, self.why_nodes = parameters, of, stage, nodes, why_nodes
+        lane = SharedLane.of(of, meeting, stage.backend, nodes)
         self.sibling = lane.sibling
+        self._everyone = nodes and Everyone(nodes, lane.engine, lane.inside)
         try:
-            session, engine = lane.wait_for(functools.partial(self._open, lane.engine, check, options, servers, warmup))  # after the exchanges of other wrappers
+            session, engine = lane.wait_for(functools.partial(self._open, lane.engine, check, options, servers, warmup, lane.inside))  # after the exchanges of other wrappers
         except LaconicError:  # on every rank
             lane.leave()
             raise
         session.trace = trace.from_environment(self.rank, session.window)
-        self.worker = Worker(session, engine, stage, lane)
+        self.worker = Worker(session, engine, self.stage, lane, self._everyone)
         lane.leave()  # the worker has joined it
         if engine is not lane.engine:
             self.worker.commands.at_end(engine.leave)
 
-    def _open(self, engine, check, options: Options, named: ServerOptions, warmup: int):
+    def _open(self, engine, check, options: Options, named: ServerOptions, warmup: int, inside):
         """Everything that one rank may refuse, and the agreement of all of them."""
-        self.world, self.rank = engine.world, engine.rank
+        everyone = self._everyone or engine
+        self.world, self.rank = everyone.world, everyone.rank
         sums = engine.probe_sums()
-        cards = [json.loads(card) for card in gather_texts(engine, json.dumps([str(warmup)[:30], len(self.parameters.foreign), seat()]))]
+        cards = [json.loads(card) for card in gather_texts(everyone, json.dumps([str(warmup)[:30], len(self.parameters.foreign), seat()]))]
         self.hosts = Hosts([card[2] for card in cards])
+        shard = {"ranks_per_host": self.hosts.fullest}
+        if self.nodes is not None:
+            shard = {"ranks_per_host": 1, "node_shards": self.nodes.size, "node_shard": self.nodes.local}
         session, failure, servers, text = None, None, None, ""
         try:
             check()
@@ -76,13 +85,16 @@ class Opened:
             if servers is not None:
                 servers.open(self.world, group.seconds(self.group))
             self._make_session = functools.partial(
-                options.session, rank=self.rank, world=self.world, engine_sums=sums, short_sends=engine.short_sends, aggregates=servers is not None,
-                ranks_per_host=self.hosts.fullest, strategy=options.strategy if servers is None or options.rules else "server_sum")
+                options.session, rank=engine.rank, world=engine.world, **shard, engine_sums=sums, short_sends=engine.short_sends, aggregates=servers is not None,
+                strategy=options.strategy if servers is None or options.rules else "server_sum")
             session = self._make_session(self.parameters.shaped())
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = aggregation.without_codes(error, text)
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
+        if self.nodes is not None:
+            said = "" if session is None else "{spec} ({agreement:x})".format_map(session.header())
+            failure = failure_in(inside, self.nodes, said, failure, "attach")
         agreed = cards_of_all(engine, session, failure, "attach")
         aggregation.agree(engine, servers)
         session.check(agreed)
@@ -90,7 +102,19 @@ class Opened:
         self.servers = servers
         if servers is not None and not session.all_raw:
             engine = servers.join(engine, session)
+        if self.nodes is not None:
+            session.rank, session.world = self.rank, self.world  # in messages and reports
+            self.stage = NodeStage(self.stage, self.nodes, inside, self._held(inside, session))
         return session, engine
+
+    def _held(self, inside, session) -> list[list[tuple[int, int]]]:
+        """(first, count) of every parameter, by shard."""
+        own = [n for held in session.shard() for n in held]
+        gathered = inside.gather_bytes(struct.pack(f"<{len(own)}Q", *own)) if own else b""
+        numbers = struct.unpack(f"<{len(own) * self.nodes.size}Q", gathered)
+        pairs = list(zip(numbers[::2], numbers[1::2]))
+        count = len(self.parameters.ours)
+        return [pairs[s * count : (s + 1) * count] for s in range(self.nodes.size)]
 
     def _check_cards(self, cards: list) -> None:
         """Compares what the library does not. `cards`: of every rank, in rank order."""
@@ -127,7 +151,21 @@ class Opened:
         foreign = [{"name": name, "elements": p.numel(), "codec": "none", "reason": f"no codec supports {reason}"}
                    for name, p, reason in self.parameters.foreign]
         return {**explained, "warmup": self.warmup, "device": str(stage.device), "path": stage.path, "threads": self.threads,
-                "exchange_backend": self.sibling.backend, "parameters": explained["parameters"] + foreign}
+                "exchange_backend": self.sibling.backend, "parameters": explained["parameters"] + foreign, "rank": self.rank,
+                "world": self.world, "nodes": self._explained_nodes(), "port": self._port(explained)}
+
+    def _port(self, explained: dict) -> dict | None:
+        """Of a host, all of whose ranks send their shards out of it."""
+        port = explained["port"]
+        if port is None or self.nodes is None:
+            return port
+        return {"ranks": self.nodes.size, **{key: self.nodes.size * port[key] for key in ("bytes", "ring_bytes")}}
+
+    def _explained_nodes(self) -> dict:
+        nodes = self.nodes
+        if nodes is None:
+            return {"count": None, "ranks": None, "local_rank": None, "why": self.why_nodes}
+        return {"count": nodes.count, "ranks": nodes.size, "local_rank": nodes.local, "why": self.why_nodes}
 
     def describe(self) -> str:
         e, all_raw = self.explain(), self.worker.session.all_raw
@@ -136,6 +174,8 @@ class Opened:
         text = f"{dist.get_backend(self.group)}, {self.ranks()}, {self.stage.told}"
         if self.world == 1:
             text = f"{e['spec']}: {ALONE}; {text}"
+        elif all_raw and self.nodes is not None:
+            text = f"{e['spec']}: nothing to compress in {len(e['parameters'])} tensors ({_why_all_raw(e)}); {text}"
         elif all_raw:
             text = (f"{e['spec']}: nothing to compress in {len(e['parameters'])} tensors ({_why_all_raw(e)}): PyTorch's own "
                     f"all-reduce; {text}")
@@ -152,6 +192,10 @@ class Opened:
             if self.warmup > self.worker.step:
                 text += f"; uncompressed for {self.warmup - self.worker.step} steps"
             text += over_port(e)
+        if self.nodes is not None:
+            text += f"; between {self.nodes}, inside them {self.sibling.backend}"
+        elif self.why_nodes:
+            text += f"; nodes: off, {self.why_nodes}"
         if self.parameters.foreign:
             named = names.shorten(f"{name} ({reason})" for name, _, reason in self.parameters.foreign)
             text += f"; PyTorch's own all-reduce for parameters that no codec supports: {named}"

@@ -161,8 +161,9 @@ class Engine:
     _faults: Faults | None = None  # of groups of Gloo
     _of, _timeout = None, None  # the group whose time-out holds, and what it was when it was looked at last
 
-    def __init__(self, group, *, of=None, limiter=None):
-        """`of`: the users' group, whose sibling this one is. They may change its time-out at any time."""
+    def __init__(self, group, *, of=None, limiter=None, ranks=None):
+        """`of`: the users' group, whose sibling this one is. They may change its time-out at any time. `ranks`: of its members there, where
+        they are not all of it."""
         self.group, self._of = group, of if of is not None else group
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
@@ -170,7 +171,7 @@ class Engine:
         self._under_way: set[Batch] = set()
         direct = dist.get_backend(group) == "gloo" and hasattr(group, "send") and hasattr(group, "recv")
         if direct and self.world > 1:
-            self._faults = Faults(group)
+            self._faults = Faults(group, ranks)
         self._waiter: Background | None = None
         #: a collective has not ended with its connections: what it was to read and write has to live
         self.abandoned = False
@@ -465,6 +466,12 @@ def begin_gather(engine: Engine, data: bytes):
         return b"".join(ctypes.string_at(part.data_ptr(), part.numel()) for part in parts)
 
     return gathered
+
+
+def swap(engine: Engine, arrives: torch.Tensor, sends: torch.Tensor, arriving: list[int], sent: list[int]) -> None:
+    """all_to_all of bytes, back to back, of which each rank gets `sent` and sends `arriving`."""
+    if arrives.numel() or sends.numel():
+        engine.wait(engine._begun_beside(sum(sent) - sent[engine.rank], dist.all_to_all_single, arrives, sends, arriving, sent))
 
 
 def broadcast(engine: Engine, values: torch.Tensor, root: int) -> None:

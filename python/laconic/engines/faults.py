@@ -45,8 +45,10 @@ def _within(seconds: float, what):
 class Faults:
     """The failure of one group. `known`: the failure that ended it. Single-threaded: the thread of the collectives."""
 
-    def __init__(self, of):
+    def __init__(self, of, ranks=None):
+        """`ranks`: what its members are called."""
         self.group, self.rank, self.world = of, dist.get_rank(of), dist.get_world_size(of)
+        self._names = list(ranks or range(self.world))
         self.known: LaconicError | None = None
         timeout = group.group_timeout(of)
         #: seconds after which Gloo gives up by itself
@@ -114,7 +116,7 @@ class Faults:
         if isinstance(error, LaconicError):  # outside the group: it has its own message
             own = error.message
         elif age > 0.8 * self.timeout:  # Gloo's own time-outs close connections, too
-            own = (f"rank {peer} did not answer" if peer is not None else "a collective did not complete") + f" within {self.timeout:g} s"
+            own = (f"rank {self._names[peer]} did not answer" if peer is not None else "a collective did not complete") + f" within {self.timeout:g} s"
         else:
             own = self._who(error, time.monotonic() + 0.5 if lost else 0.0)
         return _within(0.5, lambda: self._tell(own))[0] or own
@@ -135,14 +137,15 @@ class Faults:
     def _who(self, error, until: float) -> str:
         """`until`: the store is lost, so its host may be the one, and others may end because of it."""
         gone = self._broken()
-        while 0 not in gone and time.monotonic() < until:
+        host = self._names.index(0) if 0 in self._names else None
+        while host not in gone and time.monotonic() < until:
             time.sleep(0.01)
             gone = self._broken()
-        if until and 0 in gone:
-            gone = [0]
+        if until and host in gone:
+            gone = [host]
         if not gone:
-            return f"rank {self.rank}: {type(error).__name__}: {error}"
-        return f"rank {group.listed(gone)} is gone"
+            return f"rank {self._names[self.rank]}: {type(error).__name__}: {error}"
+        return f"rank {group.listed([self._names[peer] for peer in gone])} is gone"
 
     def _broken(self) -> list[int]:
         return [peer for peer in range(self.world) if peer != self.rank and self._begin(peer, _TAG) is None]

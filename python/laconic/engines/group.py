@@ -65,13 +65,15 @@ class Meeting:
     others never enter.
 
     Attributes: `words` of all ranks in rank order; `addresses`, from which they reach the store, none without one; `number` of the meeting, the same on all ranks (None without a store); `free`:
-    numbers of the siblings that every rank has released without a failure; `shared`: those that wrappers of every rank use.
+    numbers of the siblings that every rank has released without a failure; `shared`: those that wrappers of every rank use; `cards`: what each
+    rank brought, in rank order, this one's alone without a store.
     """
 
-    def __init__(self, group, word: str, shared: list[int] = ()):
+    def __init__(self, group, word: str, shared: list[int] = (), card=None):
         """Blocks until every rank has said its word; LaconicError (timed_out) names those that did not in the group's time."""
         world, store = dist.get_world_size(group), _store(group)
         self.addresses: list[str] = []
+        self.cards = [card]
         self.words, self.number, self.free, self.shared = [word] * world, None, set(), set(shared) if world == 1 else set()
         if world == 1:
             self.number, self.free = next(_alone), set(_free_siblings.get(group, ()))
@@ -82,14 +84,14 @@ class Meeting:
         self.number = store.add(f"laconic/meetings/{rank}", 1)
         keys = [f"laconic/{self.number}/{r}" for r in range(world)]
         store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ())), "shared": list(shared),
-                                          "address": addresses.towards_store(store)}))
+                                          "address": addresses.towards_store(store), "card": card}))
         timeout = group_timeout(group) or _TIMEOUT
         try:
             _wait(store, keys, rank, timeout.total_seconds())
             said = [json.loads(store.get(key)) for key in keys]
         except RuntimeError as error:
             raise _nobody_came(store, keys, rank, timeout, error) from None
-        self.words, self.addresses = ([entry[what] for entry in said] for what in ("word", "address"))
+        self.words, self.addresses, self.cards = ([entry[what] for entry in said] for what in ("word", "address", "card"))
         self.free, self.shared = (set.intersection(*(set(entry[which]) for entry in said)) for which in ("free", "shared"))
         if len(set(self.words)) > 1:
             _let_others_read(store, f"laconic/{self.number}/read", world)
@@ -157,30 +159,33 @@ def _holds(store, key: str) -> bool:
 
 
 _alone = itertools.count()
-# group → number of the meeting that made it → (backend, sibling whose handle was closed)
+# group → number of the meeting that made it → (kind, groups of the sibling whose handle was closed)
 _free_siblings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Sibling:
-    """A group of the same ranks, for one thread; of the same backend, unless another is named.
+    """A group of the same ranks, for one thread; of the same backend, unless another is named. With `nodes` two groups: `group`, of the ranks
+    with this one's place in their nodes, and `inside`, of its node's.
 
     Collective over the group. Siblings are reused after `release`, never destroyed: torch
     derives a local group's name from how many there are, and a name that comes again meets stale addresses.
     """
 
-    def __init__(self, of, meeting: Meeting, *, backend: str | None = None):
-        self.of = of
+    def __init__(self, of, meeting: Meeting, *, backend: str | None = None, nodes=None):
+        self.of, self.nodes = of, nodes
         self.backend = self.backend_of(of, backend)
+        self.kind = self.backend, nodes and nodes.ranks
         free = _free_siblings.get(of, {})
-        fit = [number for number in meeting.free if free[number][0] == self.backend]
+        fit = [number for number in meeting.free if free[number][0] == self.kind]
         if fit:
             self.number = min(fit)
-            self.group = free.pop(self.number)[1]
+            self.group, self.inside = free.pop(self.number)[1]
         else:
             self.number = meeting.number
             at = addresses.of_gloo(meeting.addresses, dist.get_rank(of)) if self.backend == "gloo" else ""
             with threads.that_wait(), addresses.gloo_at(at):
-                self.group = _new_group(of, self.backend)
+                self.group = _new_group(of, self.backend, nodes and nodes.across)
+                self.inside = nodes and _new_group(of, self.backend, nodes.inside)
 
     @staticmethod
     def backend_of(of, backend: str | None) -> str:
@@ -189,7 +194,7 @@ class Sibling:
     def release(self) -> None:
         """For the next attach to the same group. Not after a failed collective: stale messages may be on their way."""
         if self.number is not None:
-            _free_siblings.setdefault(self.of, {})[self.number] = self.backend, self.group
+            _free_siblings.setdefault(self.of, {})[self.number] = self.kind, (self.group, self.inside)
 
 
 def _cpu_backend(group) -> str:
@@ -200,8 +205,11 @@ def _cpu_backend(group) -> str:
         return dist.get_backend(group)
 
 
-def _new_group(group, backend: str):
+def _new_group(group, backend: str, some=None):
+    """Of all ranks of a group, or of some of them."""
     ranks, timeout = dist.get_process_group_ranks(group), group_timeout(group)
+    if some is not None:
+        ranks = [ranks[rank] for rank in some]
     keywords = {"ranks": ranks, "backend": backend}
     if timeout is not None:
         keywords["timeout"] = timeout

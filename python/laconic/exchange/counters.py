@@ -111,7 +111,7 @@ class Reports:
         if isinstance(engine, AggregatingEngine):
             stats.update(engine.stats())
         stats.update(scales_ignored=self._residuals.scales_ignored, staged_bytes=stage.staged_bytes, copy_seconds=stage.copy_seconds,
-                     pinned_bytes=stage.pinned_bytes)
+                     pinned_bytes=stage.pinned_bytes, node_bytes=stage.node_bytes, node_seconds=stage.node_seconds)
         self._tell(stats)
         return stats
 

@@ -65,7 +65,8 @@ class CSession:
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
                  aggregates: bool = False, rules: list[dict] = (), control: str | None = None,
-                 record: str | None = None, down: str | None = None, owner_turns: bool = False, ranks_per_host: int = 1):
+                 record: str | None = None, down: str | None = None, owner_turns: bool = False, ranks_per_host: int = 1,
+                 node_shards: int = 1, node_shard: int = 0):
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
@@ -93,7 +94,7 @@ class CSession:
                                       record=text("record", os.fspath(record)) if record else None,
                                       codecs=(ctypes.POINTER(_lib.CodecTable) * len(tables))(*tables), codec_count=len(tables),
                                       owner_turns=int(owner_turns), down=text("down", down) if down else None,
-                                      ranks_per_host=ranks_per_host)
+                                      ranks_per_host=ranks_per_host, node_shards=node_shards, node_shard=node_shard)
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))
@@ -116,6 +117,14 @@ class CSession:
     @property
     def handle(self) -> ctypes.c_void_p:
         return self._handle
+
+    def shard(self) -> list[tuple[int, int]]:
+        """(first, count) of what it exchanges of each parameter."""
+        first, count, held = ctypes.c_uint64(), ctypes.c_uint64(), []
+        for p in range(len(self.names)):
+            _lib.check(_lib.lib.laconic_session_shard(self._handle, p, ctypes.byref(first), ctypes.byref(count)))
+            held.append((first.value, count.value))
+        return held
 
     def close(self) -> None:
         """Frees everything. No other call may follow, or be under way in another thread."""
@@ -180,8 +189,9 @@ class CSession:
     def header(self) -> dict:
         header = _lib.StateHeader()
         _lib.lib.laconic_session_state_header(self._handle, ctypes.byref(header))
+        shard = {"node_shards": header.node_shards, "node_shard": header.node_shard} if header.node_shards > 1 else {}
         return {"version": header.version, "rank": header.rank, "world": header.world, "model_hash": header.model_hash,
-                "agreement": header.agreement, "spec": header.spec.decode()}
+                "agreement": header.agreement, "spec": header.spec.decode(), **shard}
 
     def accepts(self, saved: dict) -> None:
         """Refuses the header of another rank, world size, model, spec or version. Its fields are those of `header`."""

@@ -276,10 +276,10 @@ class Driver:
             carried.setdefault(number, []).append(parameter)
         return [tuple(parameters) for parameters in carried.values()]
 
-    def set(self, spec: str | None, rules, control: str | None) -> bool:
+    def set(self, spec: str | None, rules, control: str | None, failure: LaconicError | None = None) -> bool:
         """Other settings from the next step on, on all ranks or, with one message, on none. What is None stays. False: they wait
-        until residuals that they have no place for have gone out; then `set_what_waits` takes them."""
-        failure, settings, waits = None, _lib.Settings(strategy=_lib.KEEP, rule_count=_lib.KEEP), ctypes.c_uint32()
+        until residuals that they have no place for have gone out; then `set_what_waits` takes them. `failure`: why this rank cannot."""
+        settings, waits = _lib.Settings(strategy=_lib.KEEP, rule_count=_lib.KEEP), ctypes.c_uint32()
         try:
             if self._session.own or registered.find(spec):
                 raise errors.error("unsupported", "the settings of a registered codec cannot change", "attach again with other settings")
@@ -291,9 +291,9 @@ class Driver:
                 rules = given(rules)
                 settings.rules, settings.rule_count = array_of(rules), len(rules)
         except LaconicError as error:  # the other ranks are about to compare cards with us
-            failure = error
+            failure = failure or error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
-            failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "spec and control are str, rules a list")
+            failure = failure or errors.error("invalid_argument", f"{type(error).__name__}: {error}", "spec and control are str, rules a list")
         code = self._call(_lib.lib.laconic_driver_set, ctypes.byref(settings), _failure(failure), ctypes.byref(waits))
         if self._session.broken is None:
             _check_alike(code, failure)

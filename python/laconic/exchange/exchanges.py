@@ -27,11 +27,12 @@ class Job:
     """One buffer on its way through the worker. `ended`: its future is set by another thread than the worker's. `failure`: why there are no
     gradients in it."""
 
-    __slots__ = ("ended", "error", "failure", "future", "index", "layout", "parts", "rates", "scale", "stage", "step", "submitted", "ticket")
+    __slots__ = ("ended", "error", "failure", "future", "index", "layout", "over", "parts", "rates", "scale", "stage", "step", "submitted", "ticket")
 
     def __init__(self, layout, stage, ticket, step, index, scale, rates, ended, failure=None):
         self.layout, self.stage, self.ticket, self.step = layout, stage, ticket, step
         self.index, self.scale, self.rates, self.failure = index, scale, rates, failure
+        self.over = False  #: all exchanges have ended
         self.parts, self.error = 0, None  #: exchanges that have ended, and the first failure of one
         self.future = torch.futures.Future(devices=stage.devices)
         self.ended: threading.Event | None = ended
@@ -81,27 +82,38 @@ class Exchanges:
         self.broken: LaconicError | None = None
         self._lock = threading.RLock()
         self._unit_of: tuple = None, None  # scale and rates of the last job
-        self._token = 0  # of the last job
+        self._token = self._step = 0  # of the last job
         self._begun: dict[int, Job] = {}  # that have not ended, by token
+        self._order = stage.in_order(session.window)
         ours = weakref.WeakMethod(self._ended)  # queued jobs hold this object, the driver does not
         self.driver = session.driver(engine, lambda *ending: ours()(*ending), _span)
 
     def serve(self, job: Job, coalesce: bool, whole: bool) -> None:
         self._token += 1
+        self._step = job.step
         self._begun[self._token] = job
+        if self._order is not None:
+            self._order.add(job)
         self._counters.started(job.submitted)
         if self._unit_of[0] is not job.scale or self._unit_of[1] is not job.rates:
             self._unit_of = job.scale, job.rates
             self.driver.drain()  # what an iteration that was broken off has left has another unit
         address, failure = self._fetch(job)
         self._undo_if_broken()
-        self.driver.submit(job.layout, address, job.layout.dtype, step=job.step, index=job.index, token=self._token,
+        self.driver.submit(self._stage.layout(job.layout), address, job.layout.dtype, step=job.step, index=job.index, token=self._token,
                            failure=failure, apart=not coalesce, whole=whole)
+        if self._order is not None:
+            self._leave(self._order.served, job, self.driver.drain)
 
     def _fetch(self, job: Job) -> tuple[int, LaconicError | None]:
         """The address of a job's gradients, in the unit of the residuals, or the error that all ranks report."""
+        if self._order is not None and self.broken is not None:
+            return 0, self.broken
         try:
             address, scale = self._stage.ready(job.ticket), float(job.scale)
+        except LaconicError as error:  # the ranks of a node cannot exchange
+            self.failed(error, job.layout.parameters, job.step, f"bucket {job.index}")
+            return 0, self.broken
         except RuntimeError as error:
             return 0, copy_failed(error, f"from {self._stage.device} to the host")
         self._residuals.follow(scale, job.rates)
@@ -111,10 +123,36 @@ class Exchanges:
         """Ends what was served, and not the step."""
         self._undo_if_broken()
         self.driver.drain()
+        if self._order is not None:
+            self._leave(self._order.drained)
 
     def end_step(self) -> None:
         self._undo_if_broken()
         self.driver.finish()
+        if self._order is not None:
+            self._leave(self._order.end_step, self._session.flush)
+
+    def _leave(self, leave, *arguments) -> None:
+        """Jobs leave, unless nothing is exchanged any more."""
+        if self.broken is None:
+            try:
+                return leave(*arguments)
+            except LaconicError as error:
+                self.failed(error, (), self._step, "inside the node")
+        self._undo_if_broken()
+
+    def flush(self, steps: int) -> int:
+        """See CSession.flush. The other ranks of a node hear of it at the end of the next step."""
+        if self._order is not None:
+            self._order.flush = max(self._order.flush, steps)
+        return self._session.flush(steps)
+
+    def set(self, spec, rules, control) -> bool:
+        """See Driver.set."""
+        return self.agreed(self._set, spec, rules, control)
+
+    def _set(self, spec, rules, control) -> bool:
+        return self.driver.set(spec, rules, control, self._stage.differs(repr((spec, rules, control))))
 
     def _ended(self, tokens, parts, error: LaconicError | None) -> None:
         jobs = [self._begun[token] for token in tokens]
@@ -125,7 +163,9 @@ class Exchanges:
             job.parts += 1
             if job.parts == of:
                 self._counters.ended()
-                job.end()
+                job.over = True
+                if self._order is None:
+                    job.end()
                 del self._begun[token]
 
     # ---- failures ---------------------------------------------------------------------------------------------------------
@@ -150,22 +190,25 @@ class Exchanges:
         self.last_error = LaconicError(error.code, error.name, message, error.hint)
         self.last_error.__cause__ = error.__cause__  # what a registered codec has raised
         if of_engine:
-            self.break_off(self.last_error)
+            self.break_off(self.last_error, error)
+        elif self._order is not None:
+            self._order.failure = self._order.failure or self.last_error
         return self.broken or self.last_error
 
     def sum_failed(self, error: BaseException, layout, step: int) -> LaconicError:
         """The caller's own sum of a buffer failed: nothing may go out any more. Gives the first failure."""
         return self.broken or self.failed(engine_failed(error), layout.parameters, step, "an uncompressed bucket")
 
-    def break_off(self, error: LaconicError) -> None:
-        """Stops all exchanges. The other ranks wait for this one: if the engine can, it reports the failure to them."""
+    def break_off(self, error: LaconicError, cause: LaconicError | None = None) -> None:
+        """Stops all exchanges. The other ranks wait for this one: if the engine can, it reports the failure, or its cause, to them."""
         with self._lock:
             first, self.broken = self.broken is None, self.broken or error
         if first and hasattr(self._lane, "spoil"):
             self._lane.spoil()
         if first and threading.current_thread() is self._lane.thread:
             with contextlib.suppress(BaseException):  # it raises what all ranks report
-                self.driver.table.engine.fail(None, self.broken)
+                self.driver.table.engine.fail(None, cause or self.broken)
+            self._stage.fail(cause or self.broken)
 
     def thread_failed(self, error: BaseException) -> None:
         """A call in the worker's thread has raised: what waits for a job that was begun gets the reason."""
@@ -175,19 +218,25 @@ class Exchanges:
         self.last_error = self.broken
         with contextlib.suppress(BaseException):  # the end of an exchange may raise, too
             self._undo_if_broken()
+        if self._order is not None:
+            self._order.give_up(self.broken)
         while self._begun:
             self._begun.popitem()[1].fail(self.broken)
 
     def _undo_if_broken(self) -> None:
         if self.broken is not None:
             self.driver.break_off(self.broken)
+            if self._order is not None:
+                self._order.give_up(self.broken)
 
     def undo_unfinished(self) -> None:
         """The engine has failed, or the worker ends, in the middle of a step: what is in flight, or waits for it, goes back into the
         residuals, and nothing is exchanged any more."""
+        why = self.broken or engine_failed(RuntimeError("the handle was closed mid-step; its exchanges were rolled back"))
         if self._begun:
-            self.driver.break_off(self.broken or engine_failed(RuntimeError("the handle was closed mid-step; its exchanges "
-                                                                            "were rolled back")))
+            self.driver.break_off(why)
+        if self._order is not None:
+            self._order.give_up(why)
 
     def agreed(self, what, *arguments):
         """The result of `what(*arguments)`, a round between two jobs in which every rank takes part."""

@@ -90,14 +90,18 @@ class SharedLane(Lane):
     def __init__(self, sibling: Sibling):
         super().__init__()
         self.sibling, self._sound = sibling, True
-        self.engine = Engine(sibling.group, of=sibling.of)
+        nodes = sibling.nodes
+        self.engine = Engine(sibling.group, of=sibling.of, ranks=nodes and nodes.across)
+        #: that of the node's ranks, where there are nodes
+        self.inside = nodes and Engine(sibling.inside, of=sibling.of, ranks=nodes.inside)
 
     @classmethod
-    def of(cls, group, meeting: Meeting, backend: str | None) -> SharedLane:
+    def of(cls, group, meeting: Meeting, backend: str | None, nodes=None) -> SharedLane:
         """Collective over the group if there is none yet. Its caller has joined it."""
         shared = _shared.setdefault(group, {})
-        fit = [number for number in meeting.shared if number in shared and shared[number].sibling.backend == Sibling.backend_of(group, backend)]
-        lane = shared[min(fit)] if fit else cls(Sibling(group, meeting, backend=backend))
+        kind = Sibling.backend_of(group, backend), nodes and nodes.ranks
+        fit = [number for number in meeting.shared if number in shared and shared[number].sibling.kind == kind]
+        lane = shared[min(fit)] if fit else cls(Sibling(group, meeting, backend=backend, nodes=nodes))
         if lane.sibling.number is not None:
             shared[lane.sibling.number] = lane
         lane.join()

@@ -1,7 +1,8 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """How gradients get to host memory and back: where they lie on the CPU already, or from an accelerator through pinned memory.
 
-The only place that knows streams. `InPlace` and `HostStage` have the same methods; the worker does not ask which it has.
+The only place that knows streams. `InPlace` and `HostStage` have the same methods, and so has laconic.exchange.nodes.NodeStage, around one of
+them; the worker does not ask which it has.
 """
 
 from __future__ import annotations
@@ -57,13 +58,14 @@ class Ticket:
     """A flat buffer on its way to the host and back: `host`, which holds its gradients from `ready` on, and the pieces of the
     device that it was collected from, each with its first element in `host`."""
 
-    __slots__ = ("error", "event", "host", "kept", "pieces")
+    __slots__ = ("error", "event", "host", "kept", "layout", "pieces")
 
     def __init__(self, pieces):
         self.pieces, self.host = pieces, None
         self.kept: Kept | None = None  #: where `host` comes from
         self.event = None  #: its copy to the host has ended
         self.error: BaseException | None = None  #: it could not be begun
+        self.layout = None  #: for a stage that cuts it
 
     @property
     def value(self) -> torch.Tensor:
@@ -80,7 +82,26 @@ class Kept:
         self.host, self.left = host, None
 
 
-class InPlace:
+class Flat:
+    """A session that exchanges whole buffers, and futures that have their values when the exchange has ended."""
+
+    nodes = None
+    node_bytes, node_seconds = 0, 0.0
+
+    def in_order(self, window: int) -> None:
+        """What lets jobs leave in the order of all ranks of a node; None: each leaves by itself."""
+
+    def layout(self, layout):
+        return layout
+
+    def differs(self, text: str) -> None:
+        """No other rank has a say before the session's."""
+
+    def fail(self, error: LaconicError) -> None:
+        """The engine has told all ranks."""
+
+
+class InPlace(Flat):
     """Gradients on the CPU: nothing is copied, unless a buffer has to be collected from pieces."""
 
     path, device, told = "in_place", torch.device("cpu"), "cpu in place"
@@ -122,7 +143,7 @@ class InPlace:
         """The buffers are the caller's."""
 
 
-class HostStage:
+class HostStage(Flat):
     """Gradients on an accelerator: copied to pinned memory on one stream, back on another, so that a bucket's way up does not
     wait for the next one's way down.
 

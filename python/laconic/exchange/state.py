@@ -15,6 +15,7 @@ from .rates import usable
 #: of what is saved. 1: the layout has the parts of buckets, each of them an exchange where the engine adds. 2: the exchanges.
 VERSION = 2
 _HEADER = {"version": U32, "rank": U32, "world": U32, "model_hash": U64, "agreement": U64}
+_SHARD = {"node_shards": U32, "node_shard": U32}  # of a rank that exchanges a shard of its node
 
 
 def in_units_of_gradients(name: str) -> bool:
@@ -100,9 +101,9 @@ def check_version(version) -> None:
 
 def check_header(header) -> None:
     """Types and ranges; whose state it is, the session says."""
-    check_fields("header", header, {*_HEADER, "spec"})
-    for name, most in _HEADER.items():
-        check_number(f"header's {name}", header[name], most)
+    check_fields("header", header, {*_HEADER, "spec"}, _SHARD.keys())
+    for name, most in {**_HEADER, **_SHARD}.items():
+        check_number(f"header's {name}", header.get(name, 0), most)
     spec = header["spec"]
     if not isinstance(spec, str) or not spec.isascii() or "\0" in spec or len(spec) > 255:
         raise corrupt(f"header's spec is {spec!r}")

@@ -47,10 +47,11 @@ class Worker:
     `drain` and `flush` belong to the thread that trains; `stats` and `explain` may be called by any thread at any time.
     """
 
-    def __init__(self, session: CSession, engine: Engine, stage: InPlace | HostStage | None = None, lane: Lane | None = None):
+    def __init__(self, session: CSession, engine: Engine, stage: InPlace | HostStage | None = None, lane: Lane | None = None, everyone=None):
         self.session = session
         #: between the caller's buffers and the host's memory
         self.stage = stage or InPlace()
+        self._everyone = everyone
         #: iterations since attach (or since the saved run's attach): the step number of all random streams
         self.step = 0
         self._step_has_jobs = False
@@ -67,6 +68,11 @@ class Worker:
     @property
     def engine(self) -> Engine:
         return self._driver.table.engine
+
+    @property
+    def everyone(self):
+        """Gathers bytes of all ranks."""
+        return self._everyone or self.engine
 
     @property
     def broken(self) -> LaconicError | None:
@@ -116,7 +122,10 @@ class Worker:
     def release(self, layout: Layout) -> None:
         """A layout that is not coming back, at least for a while: frees its buffers, between the same two jobs on every rank."""
         if layout.dtype is not None:  # has been exchanged
-            self._queue(self._driver.release, layout)
+            self._queue(self._release, layout)
+
+    def _release(self, layout: Layout) -> None:
+        self._driver.release(self.stage.layout(layout))
 
     def _queue(self, task, *arguments) -> None:
         self.commands.put(functools.partial(self._run, task, *arguments))
@@ -141,12 +150,12 @@ class Worker:
     def flush(self, steps: int = 10) -> int:
         """See Handle.flush."""
         steps = whole("steps", steps, 1, 65535)
-        left = self.commands.between_jobs(self.session.flush, steps)
-        return self.step + left - 1 if left else self.step + steps
+        left = self.commands.between_jobs(self.exchanges.flush, steps)
+        return self.step + left - 1 if left else self.step + steps + (self.stage.nodes is not None)
 
     def set(self, spec: str | None, rules, control: str | None) -> bool:
         """Other settings: see Driver.set. Every rank makes the call between the same two steps."""
-        return self._agree(self._driver.set, spec, rules, control)
+        return self.commands.between_jobs(self.exchanges.set, spec, rules, control)
 
     def set_what_waits(self) -> bool:
         """See Driver.set_what_waits."""
@@ -154,7 +163,7 @@ class Worker:
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text, in rank order: 500 bytes of each at most. Every rank makes the call between the same two jobs."""
-        return self._agree(gather_texts, self.engine, text)
+        return self._agree(gather_texts, self.everyone, text)
 
     def _agree(self, what, *arguments):
         return self.commands.between_jobs(self.exchanges.agreed, what, *arguments)

@@ -1,0 +1,120 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Which ranks share a node, and what they exchange with each other there.
+
+Ranks with the same place in their nodes exchange one shard of the model; inside a node its ranks make the shards' means of their gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from ..core import errors
+from .texts import gather_texts
+
+WORDS = ("auto", "on", "off")
+
+
+def asked(nodes) -> str:
+    """The argument of laconic.attach, or LACONIC_NODES where it is None: a word, or a number of ranks as text."""
+    if nodes is None:
+        nodes = os.environ.get("LACONIC_NODES", "").strip().lower() or "off"
+    text = str(nodes)
+    if isinstance(nodes, bool) or not (text in WORDS or (text.isdecimal() and int(text) > 0)):
+        raise errors.error("invalid_argument", f"nodes={nodes!r}: expected auto, on, off or the number of ranks of a node",
+                           'nodes="on" finds the ranks of each host')
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """At least two nodes of as many ranks, at least two. `ranks`: of each node, in rank order; `rank`: this one."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    rank: int
+
+    @property
+    def count(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def size(self) -> int:
+        """Ranks of a node."""
+        return len(self.ranks[0])
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """Ranks of this one's node."""
+        return next(ranks for ranks in self.ranks if self.rank in ranks)
+
+    @property
+    def local(self) -> int:
+        """Its place there, which is the number of its shard."""
+        return self.inside.index(self.rank)
+
+    @property
+    def across(self) -> tuple[int, ...]:
+        """Those with the same place, by node."""
+        return tuple(ranks[self.local] for ranks in self.ranks)
+
+    def __str__(self) -> str:
+        return f"{self.count} nodes of {self.size} ranks"
+
+
+def seated(wish: str, places: list[str], rank: int) -> tuple[Nodes | None, str]:
+    """The nodes of ranks in these places (environment.place, in rank order); or none, and why. The same on every rank."""
+    world = len(places)
+    if wish == "off":
+        return None, "not asked for"
+    if wish.isdecimal():
+        size = int(wish)
+        if world % size:
+            raise errors.error("invalid_argument", f"nodes={size}: {world} ranks are no whole number of nodes", 'use nodes="off"')
+        ranks = [tuple(range(first, first + size)) for first in range(0, world, size)]
+    else:
+        by_place: dict[str, list[int]] = {}
+        for each, place in enumerate(places):
+            by_place.setdefault(place, []).append(each)
+        ranks = [tuple(own) for own in by_place.values()]
+    sizes = {len(own) for own in ranks}
+    if len(ranks) == 1:
+        return None, "all ranks are on one host"
+    if len(sizes) > 1:
+        return None, f"hosts have {min(sizes)} to {max(sizes)} ranks"
+    if sizes == {1}:
+        return None, "each host has one rank"
+    return Nodes(tuple(ranks), rank), "asked for"
+
+
+class Everyone:
+    """All ranks of the job, for texts: by the engine of a node and that across nodes."""
+
+    def __init__(self, nodes: Nodes, across, inside):
+        self._nodes, self._across, self._inside = nodes, across, inside
+        self.rank, self.world = nodes.rank, nodes.count * nodes.size
+
+    def gather_bytes(self, data: bytes) -> bytes:
+        """Every rank's `data` (equal lengths), in rank order."""
+        gathered, size = self._across.gather_bytes(self._inside.gather_bytes(data)), len(data)
+        order = [rank for ranks in self._nodes.ranks for rank in ranks]
+        at = {rank: size * place for place, rank in enumerate(order)}
+        return b"".join(gathered[at[rank] : at[rank] + size] for rank in range(self.world))
+
+
+def failure_in(inside, nodes: Nodes, text: str, failure, what: str):
+    """A node's ranks compare `text` before each tells the ranks across: this rank's failure, another's, or that texts differ; else None."""
+    said = "" if failure is None else f"{failure.name}\n{failure.message}\n{failure.hint or ''}"
+    told = gather_texts(inside, f"{said}\0{text}" if said else f"\0{text}", 1000)
+    told = [one.partition("\0") for one in told]
+    for rank, (words, _, _) in zip(nodes.inside, told):
+        if words:
+            name, message, hint, *_ = words.split("\n") + ["", "", ""]
+            if rank == nodes.rank:
+                return failure
+            return errors.error(name, message if message.startswith("rank ") else f"rank {rank}: {message}", hint or None)
+    first = told[0][2]
+    for rank, (_, _, own) in zip(nodes.inside, told):
+        if own != first:
+            return errors.error("ranks_disagree", f"{what}: rank {nodes.inside[0]} has {first[:150]}, rank {rank} has {own[:150]}",
+                                "give every rank the same call, file and LACONIC_* variables")
+    return None

@@ -1,0 +1,263 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Two levels: what stands between a rank's buffers and the shard that its session exchanges."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import struct
+import time
+import weakref
+
+import torch
+
+from ..core import errors
+from ..core.errors import LaconicError
+from ..engines.c10d import swap
+from ..engines.nodes import Nodes, failure_in
+from .csession import Layout
+from .driver import engine_failed
+
+#: whole elements for each shard above which a buffer is long: later ones let go of it within the step
+LONG = 1 << 16
+#: what a rank tells its node at the end of a step: a code, the steps of a flush, and a message
+_TOLD = struct.Struct("<iI632s")
+
+
+class _Kept:
+    """The shards of a layout. `segments`: sizes in the order of the buffer, `to`: their numbers in the order of shards, `back`: the other way."""
+
+    def __init__(self, layout: Layout, held: list[list[tuple[int, int]]], shard: int):
+        self.sizes = [0] * len(held)
+        segments, keys, offsets, at = [], [], [], 0
+        for place, (p, offset) in enumerate(zip(layout.parameters, layout.offsets)):
+            if offset != at:
+                raise errors.error("unsupported", "a bucket's parameters are not contiguous", 'attach with nodes="off"')
+            offsets.append(self.sizes[shard])
+            for first, count, s in sorted((*held[s][p], s) for s in range(len(held))):
+                if count:
+                    segments.append(count)
+                    keys.append((s, place, first))
+                    self.sizes[s] += count
+                    at += count
+        if at != layout.elements:
+            raise errors.error("unsupported", "a bucket has elements that are no parameter's", 'attach with nodes="off"')
+        self.segments = segments
+        self.to = sorted(range(len(segments)), key=keys.__getitem__)
+        self.back = sorted(range(len(segments)), key=self.to.__getitem__)
+        self.layout = Layout(layout.parameters, offsets, self.sizes[shard])
+        self.shard: torch.Tensor | None = None  #: the buffer that the session exchanges
+
+    def permuted(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
+        parts = buffer.split(self.segments)
+        torch.cat([parts[i] for i in self.to], out=out)
+
+    def restored(self, permuted: torch.Tensor, out: torch.Tensor) -> None:
+        parts = permuted.split([self.segments[i] for i in self.to])
+        torch.cat([parts[i] for i in self.back], out=out)
+
+
+class NodeStage:
+    """Around another stage: the worker's thread makes a node's mean of each buffer's shards, and collects their means of all nodes.
+
+    Bytes move by all_to_all and are added here in rank order, in float32, and rounded once to the buffer's type: no engine's order of
+    additions decides a bit. What it does not have is the other stage's.
+    """
+
+    def __init__(self, inner, nodes: Nodes, inside, held: list[list[tuple[int, int]]]):
+        """`inside`: the engine of the node's ranks. `held`: (first, count) of every parameter, by shard."""
+        self._inner, self.nodes, self._inside, self._held = inner, nodes, inside, held
+        self._kept: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # layout → _Kept
+        self._scratch: dict[str, torch.Tensor] = {}
+        self._layouts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # ticket → layout
+        self.node_bytes, self.node_seconds = 0, 0.0
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def in_order(self, window: int) -> InOrder:
+        return InOrder(self, window)
+
+    def layout(self, layout: Layout) -> Layout:
+        """What the session exchanges of it."""
+        own = self._of(layout).layout
+        own.dtype = layout.dtype
+        return own
+
+    def _of(self, layout: Layout) -> _Kept:
+        kept = self._kept.get(layout)
+        if kept is None:
+            kept = self._kept[layout] = _Kept(layout, self._held, self.nodes.local)
+        return kept
+
+    def fetch(self, layout: Layout, pieces):
+        ticket = self._inner.fetch(layout, pieces)
+        ticket.layout = layout
+        return ticket
+
+    def ready(self, ticket) -> int:
+        """The address of the node's mean of this rank's shard. RuntimeError if this rank's gradients did not come, LaconicError if the node's
+        ranks cannot exchange."""
+        trouble = None
+        try:
+            self._inner.ready(ticket)
+        except RuntimeError as error:  # the others of the node wait for its share
+            trouble = error
+        with self._timed():
+            self._enter(ticket, trouble is not None)
+        if trouble is not None:
+            raise trouble
+        return self._of(ticket.layout).shard.data_ptr()
+
+    def _enter(self, ticket, absent: bool) -> None:
+        kept, size, own = self._of(ticket.layout), self.nodes.size, self._of(ticket.layout).sizes[self.nodes.local]
+        dtype = ticket.value.dtype
+        if kept.shard is None or kept.shard.dtype != dtype:
+            kept.shard = torch.empty(max(own, 1), dtype=dtype, device="cpu")
+        send = self._room("sent", ticket.layout.elements, dtype)
+        if absent:
+            send.zero_()
+        else:
+            kept.permuted(ticket.host.view(-1), send)
+        arrived = self._room("arrived", size * own, dtype)
+        self._swap(arrived, send, [own] * size, kept.sizes)
+        total = arrived[:own].float()
+        for s in range(1, size):
+            total = torch.add(total, arrived[s * own : (s + 1) * own])
+        torch.mul(total, 1.0 / size, out=total)
+        kept.shard[:own].copy_(total)
+
+    def leave(self, ticket) -> None:
+        """The means of all shards, where the gradients were on the host."""
+        with self._timed():
+            kept, size = self._of(ticket.layout), self.nodes.size
+            own = kept.sizes[self.nodes.local]
+            send = self._room("arrived", size * own, kept.shard.dtype)
+            for s in range(size):
+                send[s * own : (s + 1) * own].copy_(kept.shard[:own])
+            arrived = self._room("sent", ticket.layout.elements, kept.shard.dtype)
+            self._swap(arrived, send, kept.sizes, [own] * size)
+            kept.restored(arrived, ticket.host.view(-1))
+
+    def _room(self, name: str, elements: int, dtype) -> torch.Tensor:
+        """Memory for one call: longer ones grow it."""
+        size = torch.empty(0, dtype=dtype, device="cpu").element_size() * elements
+        if name not in self._scratch or self._scratch[name].numel() < size:
+            self._scratch[name] = torch.empty(size, dtype=torch.uint8, device="cpu")
+        return self._scratch[name][:size].view(dtype)
+
+    def _swap(self, arrives: torch.Tensor, sends: torch.Tensor, arriving: list[int], sent: list[int]) -> None:
+        width, local = sends.element_size(), self.nodes.local
+        self.node_bytes += width * (sum(sent) - sent[local])
+        self._within(swap, arrives.view(torch.uint8), sends.view(torch.uint8), [width * n for n in arriving], [width * n for n in sent])
+
+    def _within(self, call, *arguments):
+        try:
+            return call(self._inside, *arguments)
+        except LaconicError:
+            raise
+        except RuntimeError as error:
+            raise engine_failed(error) from error
+
+    @contextlib.contextmanager
+    def _timed(self):
+        since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.node_seconds += time.perf_counter() - since
+
+    def end_step(self, failure: LaconicError | None, flush: int) -> tuple[LaconicError | None, int]:
+        """The step's first failure on a rank of the node, and the longest flush that one has asked for: the same on all of them."""
+        code, message = (0, "") if failure is None else (failure.code, str(failure.message))
+        with self._timed():
+            told = self._within(lambda inside: inside.gather_bytes(_TOLD.pack(code, flush, message.encode()[:632])))
+        told = [_TOLD.unpack_from(told, _TOLD.size * r) for r in range(self.nodes.size)]
+        failed = next(((code, text) for code, _, text in told if code), None)
+        if failed is not None and failure is None:
+            name = next((name for name, number in errors.CODES.items() if number == failed[0]), "peer_failed")
+            failure = LaconicError(failed[0], name, failed[1].rstrip(b"\0").decode(errors="ignore"), None)
+        return failure, max(steps for _, steps, _ in told)
+
+    def differs(self, text: str) -> LaconicError | None:
+        """Whether the node's ranks bring other texts. Collective over them."""
+        return self._within(failure_in, self.nodes, text, None, "set")
+
+    def fail(self, error: LaconicError) -> None:
+        """This rank exchanges nothing any more: the others of the node hear why."""
+        with contextlib.suppress(BaseException):  # it raises what all of them report
+            self._inside.fail(None, error)
+
+    def close(self, abandoned: bool) -> None:
+        if abandoned or self._inside.abandoned:
+            _abandoned.append((list(self._kept.values()), self._scratch))
+        self._inner.close(abandoned or self._inside.abandoned)
+        self._kept.clear()
+        self._scratch = {}
+
+
+_abandoned: list = []
+
+
+class InOrder:
+    """When the jobs of a step leave: at places that follow from the order and sizes of whole buffers, the same on all ranks of a node, whatever
+    their shards' exchanges do."""
+
+    def __init__(self, stage: NodeStage, window: int):
+        self._stage, self._window = stage, window
+        self._jobs: collections.deque = collections.deque()  # that have not left
+        self._long: collections.deque = collections.deque()  # of the step's long jobs, the last ones
+        self.failure: LaconicError | None = None  #: the step's first
+        self.flush = 0  #: steps of a flush that this rank asks for
+
+    def add(self, job) -> None:
+        """The newest."""
+        self._jobs.append(job)
+
+    def served(self, job, drain) -> None:
+        """The newest is in the driver's hands. `drain`: ends all exchanges that have begun."""
+        if job.layout.elements <= LONG * self._stage.nodes.size:
+            return
+        self._long.append(job)
+        while len(self._long) > self._window:
+            self._long.popleft()
+        if len(self._long) < self._window:
+            return
+        # Those whose exchanges the driver has ended to make place, unless they are short for some shards.
+        last = self._long[0] if self._window > 1 else self._jobs[-2] if len(self._jobs) > 1 else None
+        while last is not None and any(one is last for one in self._jobs):
+            self._leave_first(drain)
+
+    def _leave_first(self, drain) -> None:
+        job = self._jobs[0]
+        if not job.over:
+            drain()
+        self._stage.leave(job.ticket)
+        self._jobs.popleft()
+        job.end()
+
+    def drained(self) -> None:
+        """All exchanges have ended; the newest job waits for the end of the step."""
+        while len(self._jobs) > 1:
+            self._leave_first(lambda: None)
+
+    def end_step(self, flush) -> None:
+        """All exchanges of the step have ended. `flush(steps)`: some rank of the node has asked for it."""
+        for job in self._jobs:
+            self._stage.leave(job.ticket)
+        failure, steps = self._stage.end_step(self.failure, self.flush)
+        if steps:
+            flush(steps)
+        self.failure, self.flush = None, 0
+        self._long.clear()
+        while self._jobs:
+            job = self._jobs.popleft()
+            job.error = job.error or failure
+            job.end()
+
+    def give_up(self, error: LaconicError) -> None:
+        """Nothing is exchanged any more."""
+        while self._jobs:
+            job = self._jobs.popleft()
+            job.error = job.error or error
+            job.end()

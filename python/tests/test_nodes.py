@@ -1,0 +1,496 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Two levels: what the ranks of a node hold after a step, its order, its faults and its state, in real processes over real Gloo."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import signal
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import training  # noqa: E402
+from ranks import Ranks  # noqa: E402
+
+import laconic  # noqa: E402
+from laconic import LaconicError  # noqa: E402
+from laconic.core import environment  # noqa: E402
+from laconic.engines.nodes import asked, seated  # noqa: E402
+from laconic.exchange import nodes as two_levels  # noqa: E402
+from laconic.exchange.csession import CSession, Layout  # noqa: E402
+from laconic.exchange.worker import Worker, result  # noqa: E402
+
+#: a codec of each way through an exchange
+WAYS = ["none", "fp16", "int8", "3lc", "topk:ratio=0.05", "randomk:ratio=0.05", "powersgd:rank=2", "sidco:ratio=0.05", "signsgd", "inceptionn"]
+SHAPES = {"2x2": (4, 2), "3x2": (6, 2), "2x3": (6, 3)}
+WEEKLY = os.environ.get("TEST_TIER") == "weekly"
+
+
+# ---- who is where ----
+
+@pytest.mark.parametrize(("wish", "places", "ranks", "why"), [
+    ("on", "aabb", ((0, 1), (2, 3)), "asked for"),
+    ("on", "abab", ((0, 2), (1, 3)), "asked for"),
+    ("on", "bbaacc", ((0, 1), (2, 3), (4, 5)), "asked for"),
+    ("on", "aab", None, "hosts have 1 to 2 ranks"),
+    ("on", "aaaa", None, "all ranks are on one host"),
+    ("on", "abc", None, "each host has one rank"),
+    ("off", "aabb", None, "not asked for"),
+    ("2", "aaaa", ((0, 1), (2, 3)), "asked for"),
+    ("4", "aabb", None, "all ranks are on one host"),
+    ("1", "aabb", None, "each host has one rank"),
+])
+def test_ranks_of_one_place_are_a_node_where_all_places_have_as_many(wish, places, ranks, why):
+    for rank in range(len(places)):
+        nodes, told = seated(wish, list(places), rank)
+        assert (nodes and nodes.ranks, told) == (ranks, why)
+        if nodes is not None:
+            assert nodes.inside[nodes.local] == rank and rank in nodes.across and len(nodes.across) == nodes.count
+
+
+def test_number_that_does_not_divide_the_ranks_is_refused():
+    with pytest.raises(LaconicError, match="4 ranks are no whole number of nodes"):
+        seated("3", list("aaaa"), 0)
+
+
+@pytest.mark.parametrize("nodes", ["all", 0, -2, True, "2.5"])
+def test_word_that_is_none_is_refused(nodes):
+    with pytest.raises(LaconicError, match="expected auto, on, off or the number"):
+        asked(nodes)
+
+
+# ---- bits ----
+
+def _of_all(nodes, tensor):
+    """Every rank's tensor, in rank order."""
+    return [torch.frombuffer(bytearray(each), dtype=tensor.dtype).clone() for each in training.gathered(training.raw(tensor))]
+
+
+class Reference:
+    """Node means in rank order, shards, then one session's exchange among the ranks with the same shard."""
+
+    def __init__(self, handle, spec):
+        self.nodes, own = handle._opened.nodes, handle._opened  # noqa: SLF001
+        self.order, worker = None, handle.worker
+        session = CSession(spec, own.parameters.shaped(), rank=worker.engine.rank, world=worker.engine.world, seed=0, small_elements=64,
+                           strategy="auto", engine_sums=worker.engine.probe_sums(), short_sends=worker.engine.short_sends, threads=1,
+                           node_shards=self.nodes.size, node_shard=self.nodes.local)
+        self.held = session.shard()
+        self.worker = Worker(session, worker.engine, lane=worker.commands._lane)  # noqa: SLF001
+
+    def take(self, order):
+        """DDP rebuilds its buckets."""
+        if order != self.order:
+            offsets = list(itertools.accumulate((self.held[p][1] for p in order), initial=0))
+            self.order, self.layout = order, Layout(order, offsets[:-1], offsets[-1])
+
+    def exchange(self, gradients):
+        """`gradients`: of this rank, by parameter. The means of this shard."""
+        shard = [self._mean(gradients[p])[self.held[p][0] : sum(self.held[p])] for p in self.order]
+        buffer = torch.cat(shard)
+        future = self.worker.submit(self.layout, buffer)
+        self.worker.next_step()
+        future.wait()
+        result(future)
+        return buffer
+
+    def _mean(self, gradient):
+        parts = _of_all(self.nodes, gradient.reshape(-1))
+        total = parts[self.nodes.inside[0]]
+        for rank in self.nodes.inside[1:]:
+            total = total + parts[rank]
+        return total * (1.0 / self.nodes.size)
+
+
+def _matches(specs, size, steps=3, **options):
+    """Whether DDP has the reference's bits in every step, by spec; and every rank's parameters."""
+    rank, found = dist.get_rank(), {}
+    for spec in specs:
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options={"nodes": size, **options})
+        plain = training.Net()
+        reference, same = None, []
+        for step in range(steps):
+            plain.load_state_dict(ddp.module.state_dict())
+            x, y = training.batch(rank, step)
+            if step == 1 and rank == 1:  # not finite in one shard
+                x = x * 1e30
+            torch.nn.functional.cross_entropy(plain(x), y).backward()
+            gradients = [p.grad.clone() for p in plain.parameters()]
+            optimizer.zero_grad()
+            plain.zero_grad()
+            torch.nn.functional.cross_entropy(ddp(x), y).backward()
+            order = handle.hook.layouts.last_seen[0].parameters
+            reference = reference or Reference(handle, spec)
+            reference.take(order)
+            means = reference.exchange(gradients)
+            own = [p.grad.reshape(-1) for p in ddp.parameters()]
+            held = torch.cat([own[p][reference.held[p][0] : sum(reference.held[p])] for p in reference.order])
+            same.append(training.raw(held) == training.raw(means))
+            if step != 1:
+                optimizer.step()
+        found[spec] = all(same), training.digest(ddp)
+        reference.worker.close()
+        handle.close()
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_way_has_the_bits_of_node_means_exchanged_by_shards(pools, shape):
+    world, size = SHAPES[shape]
+    specs = [*training.SPECS, *training.OTHER_SPECS] if WEEKLY else WAYS
+    specs = [spec for spec in specs if not spec.startswith("thc")] if world == 6 and size == 2 else specs
+    results = pools(world).run(_matches, specs=specs, size=size, seconds=200)
+    for spec in specs:
+        assert all(found[spec][0] for found in results), spec
+        assert len({found[spec][1] for found in results}) == 1, spec
+
+
+def _trained(spec, steps=4, long=None, buckets=1, nodes=2, dtype=torch.float32, **options):
+    """Trains; the parameters, and in which order this rank met those of its node."""
+    kept = two_levels.LONG, two_levels.NodeStage._enter, two_levels.NodeStage.leave  # noqa: SLF001
+    met = []
+
+    def enter(stage, ticket, absent):
+        met.append(("in", ticket.layout.parameters))
+        return kept[1](stage, ticket, absent)
+
+    def leave(stage, ticket):
+        met.append(("out", ticket.layout.parameters))
+        return kept[2](stage, ticket)
+
+    two_levels.LONG, two_levels.NodeStage._enter, two_levels.NodeStage.leave = long or kept[0], enter, leave  # noqa: SLF001
+    try:
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, dtype=dtype, attach_options={"nodes": nodes, **options})
+        for step in range(steps):
+            training.step_once(ddp, optimizer, dist.get_rank(), step, dtype=dtype)
+        found = training.digest(ddp), met, handle.stats(), handle.explain()["nodes"]
+        handle.close()
+        return found
+    finally:
+        two_levels.LONG, two_levels.NodeStage._enter, two_levels.NodeStage.leave = kept  # noqa: SLF001
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_ranks_of_a_node_meet_in_one_order_whatever_their_shards_have(pools, window):
+    whole = pools(4).run(_trained, spec="3lc", window=window, seconds=60)
+    early = pools(4).run(_trained, spec="3lc", buckets=4, long=1, window=window, seconds=60)
+    assert {digest for digest, *_ in whole} == {digest for digest, *_ in early}, "buckets are only transport"
+    orders = [met for _, met, *_ in early]
+    assert orders[0] == orders[1] == orders[2] == orders[3]
+    ways = [way for way, _ in orders[0]]
+    last = len(ways) - 1 - ways[::-1].index("in")
+    assert "out" in ways[:last] and ways[:4] != ["in"] * 4 or window == 3, "some leave while others come"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_gradients_are_added_in_float32_and_rounded_once(pools, dtype):
+    results = pools(4).run(_trained, spec="3lc", dtype=dtype, seconds=60)
+    assert len({digest for digest, *_ in results}) == 1
+
+
+def test_rank_keeps_residuals_of_its_shard_and_sends_its_shard(pools):
+    two, flat = (pools(4).run(_trained, spec="int8+ef", nodes=nodes, seconds=60) for nodes in (2, "off"))
+    for (_, _, of_two, told), (_, _, of_flat, _) in zip(two, flat):
+        assert of_two["residual_bytes"] <= 0.6 * of_flat["residual_bytes"]
+        assert of_two["wire_bytes"] <= 0.6 * of_flat["wire_bytes"] and of_two["node_bytes"] > 0 and of_two["node_seconds"] > 0
+        assert (told["count"], told["ranks"]) == (2, 2) and of_flat["node_bytes"] == 0
+
+
+# ---- hosts, and what is refused ----
+
+def _on_hosts(letters, nodes, spec="int8", **options):
+    place, environment.place = environment.place, lambda: letters[dist.get_rank()]
+    try:
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options={"nodes": nodes, **options})
+    finally:
+        environment.place = place
+    training.step_once(ddp, optimizer, dist.get_rank(), 0)
+    found = handle.explain()["nodes"], handle.describe(), training.digest(ddp)
+    handle.close()
+    return found
+
+
+@pytest.mark.parametrize(("letters", "nodes", "spec", "said"), [
+    ("abab", "on", "int8", "between 2 nodes of 2 ranks, inside them gloo"),
+    ("aaab", "on", "int8", "nodes: off, hosts have 1 to 3 ranks"),
+    ("aabb", "auto", "int8", "between 2 nodes of 2 ranks, inside them gloo"),
+    ("aabb", "auto", "topk:ratio=0.001", "nodes: off, flat, a host sends 0."),
+    ("aabb", "auto", "none", "nodes: off, nothing is compressed"),
+    ("aaaa", "auto", "int8", "nodes: off, all ranks are on one host"),
+])
+def test_ranks_of_a_host_are_a_node_where_that_pays(pools, letters, nodes, spec, said):
+    results = pools(4).run(_on_hosts, letters=letters, nodes=nodes, spec=spec, seconds=60)
+    assert len({digest for *_, digest in results}) == 1
+    for explained, described, _ in results:
+        assert said in described and (explained["count"] is None) == ("nodes: off" in said)
+
+
+def _differing(arguments):
+    spec, options = arguments[dist.get_rank()]
+    training.build(dist.group.WORLD, spec, attach_options=options)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([("3lc", {"nodes": 2})] * 3 + [("3lc", {"nodes": "off"})], "nodes is 2 on rank 0 and off on rank 3"),
+    ([("3lc", {"nodes": 2})] * 3 + [("int8", {"nodes": 2})], ""),
+    ([("3lc", {"nodes": 2}), ("int8", {"nodes": 2})] * 2, "rank 0 has 3lc"),
+    ([("3lc", {"nodes": 2})] * 3 + [("3lc:s=7", {"nodes": 2})], "s"),
+    ([("3lc", {"nodes": 3})] * 4, "4 ranks are no whole number of nodes"),
+    ([("3lc", {"nodes": 2})] * 3 + [("3lc", {"nodes": 2, "warmup": 3})], "warmup is 0 on rank 0 and 3 on rank 3"),
+])
+def test_difference_between_ranks_is_refused_by_all(pools, arguments, said):
+    for error in pools(4).errors(_differing, arguments=arguments, seconds=60):
+        assert error.kind == "LaconicError" and said in error.message
+
+
+def test_sharded_models_refuse_nodes_by_name():
+    from laconic.api.attach import _refuse_nodes
+
+    with pytest.raises(LaconicError, match="nodes='on': the replicas of a sharded model"):
+        _refuse_nodes("on")
+    _refuse_nodes("auto")
+
+
+# ---- what users do between two steps ----
+
+def _settled(what):
+    rank = dist.get_rank()
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, attach_options={"nodes": 2})
+    at = iter(range(1000))
+
+    def steps(number):
+        for _ in range(number):
+            training.step_once(ddp, optimizer, rank, next(at))
+
+    steps(2)
+    told = None
+    if what == "flush" and rank == 1:  # one rank's call is enough, for all shards
+        told = handle.flush(2)
+    elif what == "set":
+        handle.set("topk:ratio=0.1")
+    elif what == "set that differs":
+        with pytest.raises(LaconicError) as raised:
+            handle.set("topk:ratio=0.1" if rank else "topk:ratio=0.2")
+        told = raised.value.name
+    elif what == "set that cuts elsewhere":
+        with pytest.raises(LaconicError) as raised:
+            handle.set("powersgd")
+        told = raised.value.name
+    elif what == "texts":
+        told = handle.gather_texts(f"I am {rank}")
+    steps(4)
+    found = training.digest(ddp), told, handle.stats(), handle.explain()["spec"]
+    handle.close()
+    return found
+
+
+@pytest.mark.parametrize("what", ["flush", "set", "set that differs", "set that cuts elsewhere", "texts"])
+def test_call_between_steps_reaches_all_shards(pools, what):
+    results = pools(4).run(_settled, what=what, seconds=60)
+    assert len({digest for digest, *_ in results}) == 1
+    for _, told, stats, spec in results:
+        assert spec == ("topk:ratio=0.1" if what == "set" else "topk:ratio=0.05")
+        assert stats["flushes"] == (2 if what == "flush" else 0)
+        if what == "texts":
+            assert told == [f"I am {rank}" for rank in range(4)]
+        if what.startswith("set that"):
+            assert told == ("ranks_disagree" if what == "set that differs" else "unsupported")
+    if what == "flush":
+        assert results[1][1] == 5  # the request is known to the node after step 2
+
+
+def _variant(name):
+    options, step = {}, {}
+    if name == "rules":
+        options = {"attach_options": {"rules": [{"match": "hidden*", "spec": "3lc"}, {"match": "last*", "spec": "none"}]}}
+    elif name == "dc2":
+        options = {"attach_options": {"control": "dc2"}}
+    elif name == "accumulation":
+        step = {"accumulate": 2}
+    elif name == "unused":
+        options = {"model_options": {"unused": True}, "ddp_options": {"find_unused_parameters": True}}
+        step = {"branch": dist.get_rank() == 0}
+    elif name == "static graph":
+        options = {"ddp_options": {"static_graph": True}}
+    elif name == "warmup":
+        options = {"attach_options": {"warmup": 2}}
+    options.setdefault("attach_options", {})["nodes"] = 2
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, **options)
+    for number in range(5):
+        training.step_once(ddp, optimizer, dist.get_rank(), number, **step)
+    found = training.digest(ddp), handle.stats()["steps"], all(bool(p.isfinite().all()) for p in ddp.parameters())
+    handle.close()
+    return found
+
+
+@pytest.mark.parametrize("name", ["rules", "dc2", "accumulation", "unused", "static graph", "warmup"])
+def test_replicas_stay_alike(pools, name):
+    results = pools(4).run(_variant, name=name, seconds=60)
+    assert len(set(results)) == 1 and results[0][1:] == (5, True)
+
+
+def _scaled():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", attach_options={"scaler": scaler, "nodes": 2})
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = training.batch(dist.get_rank(), step)
+        scaler.scale(torch.nn.functional.cross_entropy(ddp(x), y) * (float("inf") if step == 2 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    found = training.digest(ddp), scaler.get_scale()
+    handle.close()
+    return found
+
+
+def test_overflow_step_of_amp_is_skipped_by_all(pools):
+    results = pools(4).run(_scaled, seconds=60)
+    assert len(set(results)) == 1 and results[0][1] == 512.0
+
+
+# ---- state ----
+
+def _resumed(spec, other=None):
+    """The parameters after six steps, at once and with a resume after three; and how another shape refuses the state."""
+    rank, digests, refused = dist.get_rank(), [], None
+    for stops in (False, True):
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=3, attach_options={"nodes": 2})
+        for step in range(6):
+            if stops and step == 3:
+                state = handle.state_dict()
+                handle.close()
+                weights, momentum = ddp.module.state_dict(), optimizer.state_dict()
+                ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=3, attach_options={"nodes": 2})
+                ddp.module.load_state_dict(weights)
+                optimizer.load_state_dict(momentum)
+                handle.load_state_dict(state)
+            training.step_once(ddp, optimizer, rank, step)
+        digests.append(training.digest(ddp))
+        handle.close()
+    ddp, flat, _ = training.build(dist.group.WORLD, spec, attach_options={"nodes": "off"})
+    with pytest.raises(LaconicError) as raised:
+        flat.load_state_dict(state)
+    flat.close()
+    return digests, raised.value.name
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2"])
+def test_resumed_run_has_the_bits_of_one_that_went_on(pools, spec):
+    for digests, refused in pools(4).run(_resumed, spec=spec, seconds=90):
+        assert digests[0] == digests[1] and refused == "state_world"
+
+
+# ---- faults ----
+
+def _absent(victim):
+    """One rank's gradients do not come in step 1."""
+    rank = dist.get_rank()
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, attach_options={"nodes": 2})
+    inner, said = handle._opened.stage._inner, []  # noqa: SLF001
+    ready = inner.ready
+
+    def fails(ticket):
+        inner.ready = ready
+        raise RuntimeError("the test's device is gone")
+
+    for step in range(4):
+        if step == 1 and rank == victim:
+            inner.ready = fails
+        try:
+            training.step_once(ddp, optimizer, rank, step)
+        except RuntimeError as error:
+            said.append((step, str(error)))
+    found = said, training.digest(ddp), all(bool(torch.isfinite(v).all()) for v in handle.state_dict()["tensors"].values())
+    handle.close()
+    return found
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_failure_on_one_rank_is_an_error_of_that_step_on_all(pools, victim):
+    results = pools(4).run(_absent, victim=victim, seconds=60)
+    for said, _, finite in results:
+        assert finite and len(said) == 1
+        step, text = said[0]
+        assert step == 1 and "the test's device is gone" in text
+    assert len({digest for _, digest, _ in results}) == 1, "the next step trains"
+
+
+def _dies(victim, phase, sign):
+    rank = dist.get_rank()
+    training.waits(dist.group.WORLD, 6)
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, attach_options={"nodes": 2})
+    training.step_once(ddp, optimizer, rank, 0)
+    stage, engine = handle._opened.stage, handle.worker.engine  # noqa: SLF001
+    place, name = {"in": (stage, "_enter"), "across": (engine, "start"), "out": (stage, "leave")}[phase]
+    if rank == victim:
+        setattr(place, name, lambda *_: os.kill(os.getpid(), sign))
+    since = time.monotonic()
+    for step in range(1, 4):  # the other node may have had all of the first
+        try:
+            training.step_once(ddp, optimizer, rank, step)
+        except RuntimeError as error:
+            return str(error), time.monotonic() - since
+    return "", time.monotonic() - since
+
+
+@pytest.mark.parametrize(("phase", "sign"), [("in", signal.SIGKILL), ("across", signal.SIGKILL), ("out", signal.SIGKILL),
+                                             *([(phase, signal.SIGSTOP) for phase in ("in", "across", "out")] if WEEKLY else [])])
+def test_every_rank_hears_who_is_gone(phase, sign):
+    pool = Ranks(4, timeout=60)
+    try:
+        pool.start(_dies, victim=3, phase=phase, sign=sign)
+        for rank in range(3):
+            kind, value = pool._receive(rank, 40)  # noqa: SLF001
+            assert kind == "ok"
+            said, seconds = value
+            assert "rank 3 is gone" in said or "rank 3 did not answer" in said or "within 6 s" in said, said
+            assert seconds < 25
+    finally:
+        if sign == signal.SIGSTOP:
+            pool.kill(3)
+        pool.close()
+
+
+# ---- order, without processes ----
+
+class _Stage:
+    def __init__(self):
+        self.nodes, self.left = collections.namedtuple("N", "size")(2), []
+
+    def leave(self, ticket):
+        self.left.append(ticket)
+
+    def end_step(self, failure, flush):
+        return failure, flush
+
+
+class _Job:
+    def __init__(self, number, elements, over):
+        self.layout, self.ticket, self.over, self.error, self.ended = Layout((number,), (0,), elements), number, over, None, False
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("over", [True, False])
+def test_jobs_leave_by_sizes_of_whole_buffers_and_not_by_what_has_ended(window, over):
+    """Whether this shard's exchange has ended decides who drains, not who leaves."""
+    stage, drained = _Stage(), []
+    order = two_levels.InOrder(stage, window)
+    jobs = [_Job(number, elements, over) for number, elements in enumerate([1 << 20, 8, 1 << 20, 8, 1 << 20, 1 << 20])]
+    lengths = []
+    for job in jobs:
+        order.add(job)
+        order.served(job, lambda: drained.append(1))
+        lengths.append(len(stage.left))
+    assert lengths == {1: [0, 0, 2, 2, 4, 5], 2: [0, 0, 1, 1, 3, 5], 3: [0, 0, 0, 0, 1, 3]}[window]
+    assert stage.left == sorted(stage.left) and not jobs[-1].ended
+    assert bool(drained) != over
+    order.end_step(lambda steps: None)
+    assert stage.left == list(range(6)) and all(job.ended for job in jobs)
