@@ -613,8 +613,7 @@ void Model::shard() {
                             spec.contract().whole_parameter || !is_cut(granule, p, shards);
     Range held{0, p.count()};
     if (goes_whole) {
-      const auto least =
-          static_cast<uint64_t>(std::min_element(load.begin(), load.end()) - load.begin());
+      const auto least = static_cast<uint64_t>(std::ranges::min_element(load) - load.begin());
       load[least] += p.count();
       cuts.insert(cuts.end(), {0, least});
       if (least != options_.node_shard) held.count = 0;
