@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
+from launches import launch  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 import laconic  # noqa: E402
@@ -66,7 +67,7 @@ def test_word_that_is_none_is_refused(nodes):
 
 # ---- bits ----
 
-def _of_all(nodes, tensor):
+def _of_all(tensor):
     """Every rank's tensor, in rank order."""
     return [torch.frombuffer(bytearray(each), dtype=tensor.dtype).clone() for each in training.gathered(training.raw(tensor))]
 
@@ -100,7 +101,7 @@ class Reference:
         return buffer
 
     def _mean(self, gradient):
-        parts = _of_all(self.nodes, gradient.reshape(-1))
+        parts = _of_all(gradient.reshape(-1))
         total = parts[self.nodes.inside[0]]
         for rank in self.nodes.inside[1:]:
             total = total + parts[rank]
@@ -494,3 +495,26 @@ def test_jobs_leave_by_sizes_of_whole_buffers_and_not_by_what_has_ended(window, 
     assert bool(drained) != over
     order.end_step(lambda steps: None)
     assert stage.left == list(range(6)) and all(job.ended for job in jobs)
+
+
+# ---- laconic.run ----
+
+_SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+ddp = DistributedDataParallel(torch.nn.Linear(80, 80))
+for _ in range(2):
+    ddp(torch.randn(4, 80)).square().mean().backward()
+"""
+
+
+def test_run_hands_nodes_to_attach(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(_SCRIPT)
+    outcomes = launch(["-m", "laconic.run", "--spec", "3lc", "--nodes", "2", script], tmp_path, world=4)
+    assert all(outcome.code == 0 for outcome in outcomes), outcomes[0].err
+    assert "between 2 nodes of 2 ranks, inside them gloo" in outcomes[0].err
