@@ -250,15 +250,14 @@ def _nodes_for(wish: str, group, meeting, wrapper, stage, asked: Options, server
                            "give every rank the same call, file and LACONIC_* variables")
     if wish == "off":
         return None, ""
-    from ..ddp.choice import refused, worth
+    from ..ddp.choice import refused, worthless
 
     nodes, why = seated(wish, [card[1] for card in meeting.cards], _rank_in(group))
     if nodes is None:
         return None, why
     why = refused(asked, servers)
     if not why and wish == "auto":
-        why = worth(nodes, wrapper, stage, asked)
-        why = "" if why is None else why
+        why = worthless(nodes, wrapper, stage, asked)
     said = Meeting(group, why).words  # one rank's spec may be another's, which attach refuses
     why = next(filter(None, said), "")
     return (None, why) if why else (nodes, "asked for" if wish != "auto" else "flat, a host would send more than an eighth of a ring's bytes")

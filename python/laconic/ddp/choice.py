@@ -26,9 +26,9 @@ def refused(asked: Options, servers: ServerOptions) -> str:
     return ""
 
 
-def worth(nodes: Nodes, wrapper, stage, asked: Options) -> str | None:
-    """Why not, under "auto"; None: it is. On the CPU a rank's share of a ring inside the node costs what it saves across it where a host
-    sends little; what an accelerator's would cost is not known yet."""
+def worthless(nodes: Nodes, wrapper, stage, asked: Options) -> str:
+    """Why "auto" exchanges flat; empty: it does not. Ranks on the CPU need time inside the node, which pays where a host would send much
+    out of it; for gradients on an accelerator that has not been measured."""
     if stage.path != "in_place":
         return "gradients on an accelerator are exchanged flat unless asked for"
     from .hook import sorted_out
@@ -46,7 +46,7 @@ def worth(nodes: Nodes, wrapper, stage, asked: Options) -> str | None:
         sent, ring = out_of_a_host(session)
     finally:
         session.close()
-    return None if sent > ring / 8 else f"flat, a host sends {sent / ring:.2g} of a ring's bytes"
+    return "" if sent > ring / 8 else f"flat, a host sends {sent / ring:.2g} of a ring's bytes"
 
 
 def out_of_a_host(session: CSession) -> tuple[int, int]:

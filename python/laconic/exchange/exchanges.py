@@ -111,10 +111,9 @@ class Exchanges:
             return 0, self.broken
         try:
             address, scale = self._stage.ready(job.ticket), float(job.scale)
-        except LaconicError as error:  # the ranks of a node cannot exchange
-            self.failed(error, job.layout.parameters, job.step, f"bucket {job.index}")
-            return 0, self.broken
         except RuntimeError as error:
+            if self._order is not None and getattr(error, "code", 0) == ENGINE_FAILED:  # the ranks of a node cannot exchange
+                return 0, self.failed(error, job.layout.parameters, job.step, f"bucket {job.index}")
             return 0, copy_failed(error, f"from {self._stage.device} to the host")
         self._residuals.follow(scale, job.rates)
         return (address if job.failure is None else 0), job.failure
@@ -200,14 +199,15 @@ class Exchanges:
         return self.broken or self.failed(engine_failed(error), layout.parameters, step, "an uncompressed bucket")
 
     def break_off(self, error: LaconicError, cause: LaconicError | None = None) -> None:
-        """Stops all exchanges. The other ranks wait for this one: if the engine can, it reports the failure, or its cause, to them."""
+        """Stops all exchanges. The other ranks wait for this one: if the engine can, it reports the failure to them, and its cause to those
+        of a node."""
         with self._lock:
             first, self.broken = self.broken is None, self.broken or error
         if first and hasattr(self._lane, "spoil"):
             self._lane.spoil()
         if first and threading.current_thread() is self._lane.thread:
             with contextlib.suppress(BaseException):  # it raises what all ranks report
-                self.driver.table.engine.fail(None, cause or self.broken)
+                self.driver.table.engine.fail(None, self.broken)
             self._stage.fail(cause or self.broken)
 
     def thread_failed(self, error: BaseException) -> None:
