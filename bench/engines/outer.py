@@ -186,7 +186,7 @@ class Found:
         return tried(self._found.get, model, way)
 
     def steps(self, model: str, way: str) -> float | None:
-        """Median of the steps to the demo's target; a run that does not reach it needs for ever."""
+        """Median of the steps to the demo's target, infinite for a run that does not reach it."""
         about = models.MODELS[model]
         reached = [first_at(run["curve"], about.quality, about.target) or float("inf") for run in self.seeds(model, way)]
         return statistics.median(reached) if reached else None
