@@ -169,6 +169,21 @@ def resumed_at(stops, steps, every, **options):
     return whole, found, rounds
 
 
+def allocates(**options):
+    """Bytes of the largest tensor that three rounds allocate, and those of the model."""
+    model, _, outer = made(hook=False, **options)
+    for _ in range(2):
+        outer.after_step()
+    with torch.profiler.profile(profile_memory=True) as seen:
+        for _ in range(3):
+            with torch.no_grad():
+                torch._foreach_add_(list(model.parameters()), 0.01)
+            outer.after_step()
+    most, elements = max(event.self_cpu_memory_usage for event in seen.events()), outer.explain()["anchor_bytes"] // 8
+    outer.close()
+    return most, 4 * elements
+
+
 def exposed(delay, work=0.03, wire=0.02, steps=6):
     """Seconds that optimizer.step() waited for rounds after every step, if each takes `wire` and a step `work`."""
     model, optimizer, outer = made(spec="topk:ratio=0.1", delay=delay)

@@ -298,6 +298,12 @@ def test_replicas_are_equal_at_the_anchor_and_after_sync(pools, dtype):
     assert same_on_all([result[1:] for result in results])[2:] == (2, 2)
 
 
+def test_rounds_allocate_no_tensor_of_the_models_size_after_the_first(pools):
+    for options in ({"spec": "3lc"}, {"spec": "none"}, {"spec": "topk:ratio=0.1", "outer": PLAIN}, {"spec": "3lc", "delay": 1, "alpha": 0.5}):
+        for most, size in pools(2).run(outering.allocates, **options):
+            assert most < size / 100, options
+
+
 @pytest.fixture(scope="module")
 def pretending():
     """Two ranks with a pretend accelerator."""
