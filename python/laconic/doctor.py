@@ -206,6 +206,8 @@ def _rank(rank: int, folder: Path, timeout: float) -> None:
     import torch
     import torch.distributed as dist
 
+    from .api import attach  # noqa: F401  before the time is counted
+
     torch.set_num_threads(1)
     (folder / f"{rank}.ready").touch()
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2,
