@@ -102,7 +102,7 @@ uint32_t BlockSelector::take(Cut cut, KeptOfBlock& kept) const noexcept {
   return most;
 }
 
-// As many candidates as are kept and half of it more, if keys lie as close together below the cut as
+// One and a half times the number of kept elements, if keys lie as close together below the cut as
 // they did in this block.
 uint32_t BlockSelector::floor_below(uint32_t cut, uint32_t k) noexcept {
   const uint64_t wanted = k / 2 + 8;

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The largest elements of one block after another. Neighbours are alike: where the last block was
-// cut is a little above where the next one's candidates begin, so one pass over a block in the
-// first-level cache finds them. The result is exact, whatever the blocks before were.
+// The largest elements of one block after another. Neighbours resemble each other: where the last
+// block was cut is a little above where the next one's candidates begin, so one pass over a block
+// in the first-level cache finds them. The result is exact, whatever the blocks before were.
 #pragma once
 
 #include <array>
