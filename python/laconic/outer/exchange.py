@@ -37,7 +37,10 @@ def way_down(spec: str, strategy: str, down: str | None) -> str | None:
 
 def meet(group, disabled: bool, refusal: LaconicError | None) -> Meeting:
     """Every rank learns what every other one is about to do; one error where they differ."""
-    meeting = Meeting(group, DISABLED if disabled else "" if refusal is None else str(refusal), shared_of(group))
+    try:
+        meeting = Meeting(group, DISABLED if disabled else "" if refusal is None else str(refusal), shared_of(group))
+    except LaconicError as error:  # the store may have ended with a rank that refuses, too
+        raise refusal or error from None
     if refusal is not None:
         raise refusal
     if some := disabled_on(range(len(meeting.words)), meeting.words):
