@@ -69,11 +69,35 @@ def run_test(name: str) -> None:
     check("1 passed" in output, name)
 
 
+def fsdp_on_cpus() -> None:
+    """Accelerate turns its FSDP plugin on for accelerators only; from now on, for CPUs as well."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    original = AcceleratorState.__init__
+
+    def made(self, *arguments, fsdp_plugin=None, **keywords):
+        original(self, *arguments, fsdp_plugin=fsdp_plugin, **keywords)
+        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.fsdp_plugin, self.distributed_type = fsdp_plugin, DistributedType.FSDP
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # noqa: SLF001
+
+    AcceleratorState.__init__ = made
+
+
 def digest(model) -> str:
     """Hash over all parameters, bit for bit."""
     h = hashlib.sha256()
     for p in model.parameters():
         h.update(p.detach().cpu().numpy().tobytes())
+    return h.hexdigest()
+
+
+def shard_digest(model) -> str:
+    """Hash over this rank's shards of all parameters, bit for bit."""
+    h = hashlib.sha256()
+    for p in model.parameters():
+        h.update(p.detach().to_local().cpu().numpy().tobytes())
     return h.hexdigest()
 
 
@@ -103,10 +127,21 @@ def check(holds: bool, what: str) -> None:
 def check_training(seen: list[dict], output: str, *, ratio: float = 5.0) -> None:
     """Replicas are equal, the loss fell on every rank, and few bytes travelled."""
     check(len({rank["digest"] for rank in seen}) == 1, "replicas are equal bit for bit")
+    _check_learning(seen, output, ratio)
+
+
+def _check_learning(seen: list[dict], output: str, ratio: float) -> None:
     check(all(rank["last"] < 0.8 * rank["first"] for rank in seen),
           "the loss fell: " + ", ".join(f"{rank['first']:.3f} to {rank['last']:.3f}" for rank in seen))
     check(seen[0]["ratio"] > ratio, f"{seen[0]['ratio']:.1f} : 1")
     check("Traceback" not in output, "no traceback")
+
+
+def check_shards(seen: list[dict], output: str, *, shards: int = 2, ratio: float = 5.0) -> None:
+    """As check_training, for replicas of `shards` ranks each: rank r and rank r + shards hold the same shard."""
+    digests = [rank["digest"] for rank in seen]
+    check(len(set(digests)) == shards and digests == digests[:shards] * (len(seen) // shards), "shards differ, replicas are equal bit for bit")
+    _check_learning(seen, output, ratio)
 
 
 def check_announced(output: str, words: str = "laconic: ") -> None:
