@@ -46,7 +46,7 @@ WEEKLY = os.environ.get("TEST_TIER") == "weekly"
     ("4", "aabb", None, "all ranks are on one host"),
     ("1", "aabb", None, "each host has one rank"),
 ])
-def test_ranks_of_one_place_are_a_node_where_all_places_have_as_many(wish, places, ranks, why):
+def test_places_with_equal_ranks_are_nodes(wish, places, ranks, why):
     for rank in range(len(places)):
         nodes, told = seated(wish, list(places), rank)
         assert (nodes and nodes.ranks, told) == (ranks, why)
@@ -141,7 +141,7 @@ def _matches(specs, size, steps=3, **options):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_way_has_the_bits_of_node_means_exchanged_by_shards(pools, shape):
+def test_every_way_has_bits_of_node_means_by_shards(pools, shape):
     world, size = SHAPES[shape]
     specs = [*training.SPECS, *training.OTHER_SPECS] if WEEKLY else WAYS
     specs = [spec for spec in specs if not spec.startswith("thc")] if world == 6 and size == 2 else specs
@@ -177,7 +177,7 @@ def _trained(spec, steps=4, long=None, buckets=1, nodes=2, dtype=torch.float32, 
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_ranks_of_a_node_meet_in_one_order_whatever_their_shards_have(pools, window):
+def test_ranks_of_node_meet_in_one_order_for_any_shards(pools, window):
     whole = pools(4).run(_trained, spec="3lc", window=window, seconds=60)
     early = pools(4).run(_trained, spec="3lc", buckets=4, long=1, window=window, seconds=60)
     assert {digest for digest, *_ in whole} == {digest for digest, *_ in early}, "buckets are only transport"
@@ -480,7 +480,7 @@ class _Job:
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 @pytest.mark.parametrize("over", [True, False])
-def test_jobs_leave_by_sizes_of_whole_buffers_and_not_by_what_has_ended(window, over):
+def test_jobs_leave_by_sizes_of_whole_buffers(window, over):
     """Whether this shard's exchange has ended decides who drains, not who leaves."""
     stage, drained = _Stage(), []
     order = two_levels.InOrder(stage, window)

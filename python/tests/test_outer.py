@@ -54,7 +54,7 @@ def _against_the_papers(pools, cases):
     return zip(cases, zip(*pools(2).run(outering.against_the_papers, cases=cases)))
 
 
-def test_fragments_delays_and_kept_changes_equal_those_of_the_papers(pools):
+def test_fragments_delay_and_alpha_equal_those_of_papers(pools):
     cases = [{"every": 4, "fragments": 2}, {"every": 4, "fragments": 2, "delay": 1, "spec": "3lc"}, {"every": 1, "delay": 1, "spec": "topk:ratio=0.1"},
              {"every": 1, "delay": 1, "kind": "ddp"}, {"every": 2, "alpha": 0.5, "outer": PLAIN}, {"every": 3, "delay": 2, "warmup": 2, "spec": "int8"},
              {"every": 4, "fragments": 2, "delay": 2, "alpha": 0.25, "outer": PLAIN, "spec": "3lc"}]
@@ -170,7 +170,7 @@ def check_conservation(results, spec):
 
 
 @pytest.mark.parametrize("spec", ["3lc:s=1.5", "topk:ratio=0.05", "onebit", "int8+ef", "powersgd:rank=2", "thc:block=256"])
-def test_what_is_not_sent_is_in_the_residuals(pools, spec):
+def test_residuals_hold_what_is_not_sent(pools, spec):
     results = pools(2).run(outering.sums_of_changes, spec=spec)
     check_conservation(results, spec)
     assert all(stats["residual_norm"] > 0 and stats["rounds"] == 20 for *_, stats in results)
@@ -195,7 +195,7 @@ def test_part_of_a_round_that_fails_is_delivered_later(pools, spec, part):
 @pytest.mark.parametrize("options", [{"spec": "3lc:s=1.5", "outer": PLAIN, "kind": "ddp"}, {"spec": "topk:ratio=0.05"}, {"spec": "none", "outer": _momentum},
                                      {"spec": "3lc", "delay": 2, "outer": PLAIN}, {"spec": "topk:ratio=0.05", "fragments": 3, "delay": 1, "alpha": 0.5}],
                          ids=["3lc", "topk", "none", "delay", "fragments"])
-def test_resumed_run_equals_one_without_a_stop_at_every_step_of_a_period(pools, options):
+def test_resume_at_every_step_of_period_is_bit_identical(pools, options):
     for whole, found, rounds in pools(2).run(outering.resumed_at, stops=range(7), steps=8, every=3, **options):
         assert found == whole and rounds in (2, 7)  # of three fragments, one is under way
 
@@ -298,7 +298,7 @@ def test_replicas_are_equal_at_the_anchor_and_after_sync(pools, dtype):
     assert same_on_all([result[1:] for result in results])[2:] == (2, 2)
 
 
-def test_rounds_allocate_no_tensor_of_the_models_size_after_the_first(pools):
+def test_later_rounds_allocate_no_tensor_of_model_size(pools):
     for options in ({"spec": "3lc"}, {"spec": "none"}, {"spec": "topk:ratio=0.1", "outer": PLAIN}, {"spec": "3lc", "delay": 1, "alpha": 0.5}):
         for most, size in pools(2).run(outering.allocates, **options):
             assert most < size / 100, options

@@ -86,7 +86,7 @@ def _held(state, name):
 
 @pytest.mark.parametrize(("spec", "phase"), [("3lc:s=1.5", "taken"), ("3lc:s=1.5", "sent"), ("none", "taken"), ("topk:ratio=0.05", "stepped"),
                                              ("topk:ratio=0.05", "loaded")])
-def test_rank_that_is_killed_is_named_and_nothing_of_others_is_lost(spec, phase):
+def test_killed_rank_is_named_and_others_lose_nothing(spec, phase):
     pool = Ranks(3)
     try:
         pool.start(_dies, spec=spec, phase=phase)
@@ -222,7 +222,7 @@ def _other_hook(state, bucket):
     ("attached", "unsupported", ["laconic.attach", "group="]), ("hooked", "unsupported", ["_other_hook"]), ("none", "invalid_argument", ["after_step()"]),
     ("lacking", "unsupported", ["first.weight and 3 more", "hook=False", "after_step()"]), ("double", "dtype_unsupported", ["float64"]),
     ("frozen", "invalid_argument", ["nothing to train"]), ("values", "ranks_disagree", ["parameters of rank 1", "sync_parameters"])])
-def test_what_cannot_work_is_refused_on_all_ranks(pools, which, name, words):
+def test_impossible_request_is_refused_on_all_ranks(pools, which, name, words):
     for got in pools(2).run(_refused, which=which):
         assert got is not None and got[0] in name.split(), got
         assert all(word.lower() in got[1].lower() for word in words), got
@@ -265,7 +265,7 @@ def _disabled(every):
     return found == plain, stats["rounds"], explained["spec"]
 
 
-def test_rounds_stay_and_are_uncompressed_when_laconic_is_disabled(pools):
+def test_disabled_rounds_stay_uncompressed(pools):
     assert pools(2).run(_disabled, every=2) == [(True, 2, "none")] * 2
 
 

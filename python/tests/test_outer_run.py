@@ -77,7 +77,7 @@ def digests(outcomes):
     return [o.report["digests"] for o in outcomes]
 
 
-def test_replicas_of_an_unmodified_script_are_equal_after_every_round(script):
+def test_unmodified_script_has_equal_replicas_after_rounds(script):
     outcomes = runs(script, options=("--every", "1", "--summary"))
     first, second = digests(outcomes)
     assert first == second and len(set(first)) == 6
@@ -86,7 +86,7 @@ def test_replicas_of_an_unmodified_script_are_equal_after_every_round(script):
     assert any("6 steps" in line and "bytes sent" in line for line in notices) and outcomes[1].notices == []
 
 
-def test_run_resumed_from_the_scripts_checkpoint_equals_one_without_a_stop(script):
+def test_resume_from_scripts_checkpoint_is_bit_identical(script):
     options = ("--every", "2", "--state", script.parent / "state", "--state-every", "2")
     file = script.parent / "model"
     whole = digests(runs(script, "", "0", "8", script.parent / "other"))
@@ -104,7 +104,7 @@ def test_two_optimizers_are_refused_with_the_lines_of_the_api(script):
             assert words in outcome.err
 
 
-def test_script_without_an_optimizer_or_with_an_own_outer_step_is_told_so(script):
+def test_script_without_optimizer_or_with_own_outer_step_is_named(script):
     first, _ = runs(script, "none")
     assert any("no optimizer of torch has stepped" in line for line in first.notices), first.err
     outcomes = runs(script, "api")

@@ -209,7 +209,7 @@ TEST(NodeShards, StateOfOtherShapeIsRefusedAsOfOtherWorld) {
   EXPECT_EQ(refused(1, 0, saved(2, 0)), Errc::state_world);
 }
 
-TEST(NodeShards, WhatTakesWholeModelsIsRefused) {
+TEST(NodeShards, StrategyOfWholeModelsIsRefused) {
   Options o;
   o.world = 2;
   o.node_shards = 2;
