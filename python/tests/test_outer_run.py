@@ -104,7 +104,7 @@ def test_two_optimizers_are_refused_with_the_lines_of_the_api(script):
             assert words in outcome.err
 
 
-def test_script_without_optimizer_or_with_own_outer_step_is_named(script):
+def test_script_without_optimizer_or_with_own_rounds_is_named(script):
     first, _ = runs(script, "none")
     assert any("no optimizer of torch has stepped" in line for line in first.notices), first.err
     outcomes = runs(script, "api")
