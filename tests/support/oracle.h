@@ -442,7 +442,10 @@ class Oracle {
   /// Velocity and momentum are 0 where something was sent, a zero, too: that turns one of two
   /// decodings into -0 into +0. Of the velocity stays what rounding left.
   void forget(uint32_t rank, const Piece& piece, const Coded& coded) {
-    const bool rounds = setup_.spec.find("values=bf16") != std::string::npos;
+    const std::string& spec = setup_.spec;
+    const bool blocks = spec.starts_with("blocktopk");  // rounds unless told otherwise
+    const bool rounds = blocks ? spec.find("values=f32") == std::string::npos
+                               : spec.find("values=bf16") != std::string::npos;
     const uint64_t n = piece.unit.count;
     Floats plus(n, -0.0F), minus(n, -0.0F);
     const Term one{coded.bytes, 1.0F}, other{coded.bytes, -1.0F};
