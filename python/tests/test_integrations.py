@@ -128,7 +128,7 @@ def test_resumed_trainer_equals_the_uninterrupted_one(pools, tmp_path, spec):
 
 
 @pytest.mark.parametrize(("every", "saved"), [(1, 4), (3, 3), (3, 4)])
-def test_trainer_with_outer_steps_resumes_bit_identically(pools, tmp_path, every, saved):
+def test_resumed_trainer_with_outer_steps_equals_uninterrupted(pools, tmp_path, every, saved):
     """Each rank has moments of its own, and between two rounds parameters: all resume from rank 0's checkpoint."""
     run = {"every": every, "arguments": {"optimizer": "AdamW", "whose": 0}, "until": 9, "folder": tmp_path}
     whole = pools(2).run(hf, save_at=(saved,), **run)
@@ -441,7 +441,7 @@ def fitted_with_outer_steps(folder):
     return whole, resumed, again, wrapped, lines
 
 
-def test_fit_with_outer_steps_resumes_bit_identically(pools, tmp_path):
+def test_resumed_fit_with_outer_steps_equals_uninterrupted(pools, tmp_path):
     outcomes = pools(2).run(fitted_with_outer_steps, folder=str(tmp_path))
     (whole, resumed, again, every, lines), other = outcomes
     assert whole == resumed != again and outcomes[1][:3] == (whole, resumed, again) and every == 3

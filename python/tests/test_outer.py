@@ -54,7 +54,7 @@ def _against_the_papers(pools, cases):
     return zip(cases, zip(*pools(2).run(outering.against_the_papers, cases=cases)))
 
 
-def test_fragments_delay_and_alpha_equal_those_of_papers(pools):
+def test_fragments_delays_and_alpha_equal_those_of_papers(pools):
     cases = [{"every": 4, "fragments": 2}, {"every": 4, "fragments": 2, "delay": 1, "spec": "3lc"}, {"every": 1, "delay": 1, "spec": "topk:ratio=0.1"},
              {"every": 1, "delay": 1, "kind": "ddp"}, {"every": 2, "alpha": 0.5, "outer": PLAIN}, {"every": 3, "delay": 2, "warmup": 2, "spec": "int8"},
              {"every": 4, "fragments": 2, "delay": 2, "alpha": 0.25, "outer": PLAIN, "spec": "3lc"}]

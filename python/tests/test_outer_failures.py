@@ -86,7 +86,7 @@ def _held(state, name):
 
 @pytest.mark.parametrize(("spec", "phase"), [("3lc:s=1.5", "taken"), ("3lc:s=1.5", "sent"), ("none", "taken"), ("topk:ratio=0.05", "stepped"),
                                              ("topk:ratio=0.05", "loaded")])
-def test_killed_rank_is_named_and_others_lose_nothing(spec, phase):
+def test_rank_that_is_killed_is_named_and_others_lose_nothing(spec, phase):
     pool = Ranks(3)
     try:
         pool.start(_dies, spec=spec, phase=phase)

@@ -86,7 +86,7 @@ def test_unmodified_script_has_equal_replicas_after_rounds(script):
     assert any("6 steps" in line and "bytes sent" in line for line in notices) and outcomes[1].notices == []
 
 
-def test_resume_from_scripts_checkpoint_is_bit_identical(script):
+def test_resumed_run_of_script_is_bit_identical(script):
     options = ("--every", "2", "--state", script.parent / "state", "--state-every", "2")
     file = script.parent / "model"
     whole = digests(runs(script, "", "0", "8", script.parent / "other"))
