@@ -274,7 +274,7 @@ def tables_of(cells_found: dict) -> dict:
     rows = [[WAYS[way][0], [run["final"] for run in runs], found.final("gpt", way, LONG_RATE), statistics.fmean(run["of_ddp"] for run in runs)]
             for way in LONG if (runs := found.seeds("gpt", way, LONG_RATE))]
     if rows:
-        made["long"] = tables.table(["exchange", ("bits by seed", "{:.3f}, {:.3f}, {:.3f}"), ("mean", "{:.3f}"), ("× fewer bytes", "{:d1}")], rows)
+        made["long rounds"] = tables.table(["exchange", ("bits by seed", "{:.3f}, {:.3f}, {:.3f}"), ("mean", "{:.3f}"), ("× fewer bytes", "{:d1}")], rows)
     rows = [[name, WAYS.get(way, (way,))[0], 1e3 * values["seconds"], found.time(name, plan["model"], way) if way in WAYS and rate else None]
             for name, (plan, rate) in TIMED.items() if cells_found.get(name) for way, values in cells_found[name]["ways"].items()]
     if rows:
