@@ -559,7 +559,7 @@ def test_exchange_group_is_reused_if_backend_fits(device):
     try:
         for found in pool.run(_by_turns, device=device):
             assert [backend for backend, _ in found] == ["pretend", "gloo", "pretend", "gloo"]
-            assert found[:2] == found[2:]
+            assert found[:2] == found[2:] and found[0][1] != found[1][1]
     finally:
         pool.close()
 
