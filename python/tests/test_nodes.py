@@ -35,14 +35,14 @@ WEEKLY = os.environ.get("TEST_TIER") == "weekly"
 # ---- who is where ----
 
 @pytest.mark.parametrize(("wish", "places", "ranks", "why"), [
-    ("on", "aabb", ((0, 1), (2, 3)), "asked for"),
-    ("on", "abab", ((0, 2), (1, 3)), "asked for"),
-    ("on", "bbaacc", ((0, 1), (2, 3), (4, 5)), "asked for"),
+    ("on", "aabb", ((0, 1), (2, 3)), "requested"),
+    ("on", "abab", ((0, 2), (1, 3)), "requested"),
+    ("on", "bbaacc", ((0, 1), (2, 3), (4, 5)), "requested"),
     ("on", "aab", None, "hosts have 1 to 2 ranks"),
     ("on", "aaaa", None, "all ranks are on one host"),
     ("on", "abc", None, "each host has one rank"),
-    ("off", "aabb", None, "not asked for"),
-    ("2", "aaaa", ((0, 1), (2, 3)), "asked for"),
+    ("off", "aabb", None, "not requested"),
+    ("2", "aaaa", ((0, 1), (2, 3)), "requested"),
     ("4", "aabb", None, "all ranks are on one host"),
     ("1", "aabb", None, "each host has one rank"),
 ])

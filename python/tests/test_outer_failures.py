@@ -231,7 +231,7 @@ def test_impossible_request_is_refused_on_all_ranks(pools, which, name, words):
 def test_refusal_of_one_rank_is_every_ranks(pools):
     first, second = pools(2).run(_refused, which="one")
     assert first[0] == "ranks_disagree" and "rank 1 could not create its OuterStep: every is 0" in first[1]
-    assert second[0] == "invalid_argument" and "every is 0" in second[1]
+    assert second == first
 
 
 def _out_of_step(spec):

@@ -9,7 +9,6 @@ import sys
 import weakref
 
 from ..core import environment, errors
-from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.aggregation import ServerOptions
 from ..exchange.csession import Options
@@ -119,18 +118,23 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         return _announced(model, attach_sharded(model, asked, disabled=disabled, replicate=replicate, reduce=reduce, sync_parameters=sync_parameters,
                                                 aggregator=aggregator, scaler=scaler, warmup=warmup), quiet)
     wrapper, group, refusal = _look_at(obj)
-    stage, wish = None, "off"
+    stage, setting = None, "off"
     if refusal is None and (replicate is not None or reduce is not None or sync_parameters):
         refusal = errors.error("invalid_argument", "replicate=, reduce= and sync_parameters= are for sharded models",
                                "leave them out: DistributedDataParallel averages over its own group, and sends rank 0's parameters when it is made")
     if refusal is None and not disabled:
         stage, refusal = _stage_of(wrapper)
     if refusal is None and not disabled:
-        wish, refusal = _wish_for(nodes)
+        setting, refusal = _setting_of(nodes)
     if disabled and group is None:
         return PassThrough()
-    meeting = None if group is None else _meet(group, disabled, refusal, [wish, environment.place()])
-    if refusal is not None:
+    meeting = None
+    if group is not None:
+        from ..engines.group import meet
+        from ..exchange.lane import shared_of
+
+        meeting = meet(group, "attach", disabled, refusal, shared_of(group), [setting, environment.place()])
+    elif refusal is not None:
         raise refusal
     if disabled:
         _attached[wrapper] = PassThrough()
@@ -138,7 +142,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     from ..ddp import hook
 
     named = ServerOptions(aggregator=aggregator, token=token, quorum=quorum, deadline_ms=deadline_ms, auth=auth, multicast=multicast)
-    chosen, why = _nodes_for(wish, group, meeting, wrapper, stage, asked, named)
+    chosen, why = _nodes_for(group, meeting, wrapper, stage, asked, named)
     handle = hook.attach(wrapper, meeting, stage, asked, named, scaler=scaler, warmup=warmup, nodes=chosen, why_nodes=why)
     _announced(wrapper, handle, quiet)
     if handle.rank == 0 and not quiet and (moving := hook.moving_padding(handle, wrapper.module)):
@@ -221,7 +225,7 @@ def _replicated(module, make: bool = False):
     return getattr(state, "_ddp", None)
 
 
-def _wish_for(nodes) -> tuple[str, LaconicError | None]:
+def _setting_of(nodes) -> tuple[str, LaconicError | None]:
     from ..engines.nodes import asked
 
     try:
@@ -238,49 +242,28 @@ def _refuse_nodes(nodes) -> None:
         raise errors.error("unsupported", f"nodes={nodes!r}: the replicas of a sharded model exchange shards already", "leave nodes out")
 
 
-def _nodes_for(wish: str, group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):
+def _nodes_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):
     """The nodes of a wrapper's group, or none, and a reason; the same on all ranks."""
+    import torch.distributed as dist
+
     from ..engines.group import Meeting
     from ..engines.nodes import seated
 
-    wishes = [card[0] for card in meeting.cards]
-    if len(set(wishes)) > 1:
-        other = next(rank for rank, own in enumerate(wishes) if own != wishes[0])
-        raise errors.error("ranks_disagree", f"nodes is {wishes[0]} on rank 0 and {wishes[other]} on rank {other}",
+    settings = [card[0] for card in meeting.cards]
+    setting = settings[0]
+    if (other := next((rank for rank, own in enumerate(settings) if own != setting), None)) is not None:
+        raise errors.error("ranks_disagree", f"nodes is {setting} on rank 0 and {settings[other]} on rank {other}",
                            "give every rank the same call, file and LACONIC_* variables")
-    if wish == "off":
+    if setting == "off":
         return None, ""
     from ..ddp.choice import refused, worthless
 
-    nodes, why = seated(wish, [card[1] for card in meeting.cards], _rank_in(group))
+    nodes, why = seated(setting, [card[1] for card in meeting.cards], dist.get_rank(group))
     if nodes is None:
         return None, why
     why = refused(asked, servers)
-    if not why and wish == "auto":
+    if not why and setting == "auto":
         why = worthless(nodes, wrapper, stage, asked)
     said = Meeting(group, why).words  # one rank's spec may be another's, which attach refuses
     why = next(filter(None, said), "")
-    return (None, why) if why else (nodes, "asked for" if wish != "auto" else "flat, a host would send more than an eighth of a ring's bytes")
-
-
-def _rank_in(group) -> int:
-    import torch.distributed as dist
-
-    return dist.get_rank(group)
-
-
-def _meet(group, disabled: bool, refusal: LaconicError | None, card: list):
-    """Every rank learns what every other one is about to do, before any collective; one message where they differ."""
-    from ..engines.group import Meeting, disabled_on
-    from ..exchange.lane import shared_of
-
-    word = DISABLED if disabled else "" if refusal is None else str(refusal)
-    meeting = Meeting(group, word, shared_of(group), card)
-    if len(set(meeting.words)) == 1:
-        return meeting
-    if some := disabled_on(range(len(meeting.words)), meeting.words):
-        raise errors.error("ranks_disagree", some, "set it on all ranks or on none")
-    rank, said = next((rank, said) for rank, said in enumerate(meeting.words) if said)
-    raise errors.error("ranks_disagree", f"rank {rank} could not attach: {said}",
-                       "give every rank the same call, file and LACONIC_* variables")
-
+    return (None, why) if why else (nodes, "requested" if setting != "auto" else "flat, a host would send more than an eighth of a ring's bytes")

@@ -30,7 +30,7 @@ def worthless(nodes: Nodes, wrapper, stage, asked: Options) -> str:
     """Why "auto" exchanges flat; empty: it does not. Ranks on the CPU need time inside the node, which pays where a host would send much
     out of it; for gradients on an accelerator that has not been measured."""
     if stage.path != "in_place":
-        return "gradients on an accelerator are exchanged flat unless asked for"
+        return 'gradients on an accelerator are exchanged flat unless nodes="on"'
     from .hook import sorted_out
 
     ours, _ = sorted_out(wrapper)

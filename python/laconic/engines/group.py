@@ -97,6 +97,23 @@ class Meeting:
             _let_others_read(store, f"laconic/{self.number}/read", world)
 
 
+def meet(group, what: str, disabled: bool, refusal: LaconicError | None, shared: list[int] = (), card=None) -> Meeting:
+    """Every rank learns, before any collective, what every other one is about to do. LaconicError on every rank, the same where they differ, if a
+    rank has a `refusal`, its reason why it cannot `what` ("attach"), or if LACONIC_DISABLE is set on some of them."""
+    try:
+        meeting = Meeting(group, environment.DISABLED if disabled else "" if refusal is None else str(refusal), shared, card)
+    except LaconicError as error:  # the store may have ended with a rank that refuses, too
+        raise refusal or error from None
+    if len(set(meeting.words)) > 1:
+        if some := disabled_on(range(len(meeting.words)), meeting.words):
+            raise errors.error("ranks_disagree", some, "set it on all ranks or on none")
+        rank, said = next((rank, said) for rank, said in enumerate(meeting.words) if said)
+        raise errors.error("ranks_disagree", f"rank {rank} could not {what}: {said}", "give every rank the same call, file and LACONIC_* variables")
+    if refusal is not None:
+        raise refusal
+    return meeting
+
+
 def _let_others_read(store, key: str, world: int) -> None:
     """Ranks that differ are about to raise, and the one that hosts the store may end with it: it waits for the others a while."""
     deadline = time.monotonic() + 5

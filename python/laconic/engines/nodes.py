@@ -61,13 +61,13 @@ class Nodes:
         return f"{self.count} nodes of {self.size} ranks"
 
 
-def seated(wish: str, places: list[str], rank: int) -> tuple[Nodes | None, str]:
+def seated(setting: str, places: list[str], rank: int) -> tuple[Nodes | None, str]:
     """The nodes of ranks in these places (environment.place, in rank order); or none, and why. The same on every rank."""
     world = len(places)
-    if wish == "off":
-        return None, "not asked for"
-    if wish.isdecimal():
-        size = int(wish)
+    if setting == "off":
+        return None, "not requested"
+    if setting.isdecimal():
+        size = int(setting)
         if world % size:
             raise errors.error("invalid_argument", f"nodes={size}: {world} ranks are no whole number of nodes", 'use nodes="off"')
         ranks = [tuple(range(first, first + size)) for first in range(0, world, size)]
@@ -83,7 +83,7 @@ def seated(wish: str, places: list[str], rank: int) -> tuple[Nodes | None, str]:
         return None, f"hosts have {min(sizes)} to {max(sizes)} ranks"
     if sizes == {1}:
         return None, "each host has one rank"
-    return Nodes(tuple(ranks), rank), "asked for"
+    return Nodes(tuple(ranks), rank), "requested"
 
 
 class Everyone:

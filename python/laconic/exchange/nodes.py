@@ -114,32 +114,32 @@ class NodeStage:
         dtype = ticket.value.dtype
         if kept.shard is None or kept.shard.dtype != dtype:
             kept.shard = torch.empty(max(own, 1), dtype=dtype, device="cpu")
-        send = self._room("sent", ticket.layout.elements, dtype)
+        send = self._buffer("sent", ticket.layout.elements, dtype)
         if absent:
             send.zero_()
         else:
             kept.permuted(ticket.host.view(-1), send)
-        arrived = self._room("arrived", size * own, dtype)
+        arrived = self._buffer("arrived", size * own, dtype)
         self._swap(arrived, send, [own] * size, kept.sizes)
-        total = arrived[:own].float()
+        total = self._buffer("total", own, torch.float32)
+        total.copy_(arrived[:own])
         for s in range(1, size):
-            total = torch.add(total, arrived[s * own : (s + 1) * own])
-        torch.mul(total, 1.0 / size, out=total)
-        kept.shard[:own].copy_(total)
+            total.add_(arrived[s * own : (s + 1) * own])
+        kept.shard[:own].copy_(total.mul_(1.0 / size))
 
     def leave(self, ticket) -> None:
         """The means of all shards, where the gradients were on the host."""
         with self._timed():
             kept, size = self._of(ticket.layout), self.nodes.size
             own = kept.sizes[self.nodes.local]
-            send = self._room("arrived", size * own, kept.shard.dtype)
+            send = self._buffer("arrived", size * own, kept.shard.dtype)
             for s in range(size):
                 send[s * own : (s + 1) * own].copy_(kept.shard[:own])
-            arrived = self._room("sent", ticket.layout.elements, kept.shard.dtype)
+            arrived = self._buffer("sent", ticket.layout.elements, kept.shard.dtype)
             self._swap(arrived, send, kept.sizes, [own] * size)
             kept.restored(arrived, ticket.host.view(-1))
 
-    def _room(self, name: str, elements: int, dtype) -> torch.Tensor:
+    def _buffer(self, name: str, elements: int, dtype) -> torch.Tensor:
         """Memory for one call: longer ones grow it."""
         size = torch.empty(0, dtype=dtype, device="cpu").element_size() * elements
         if name not in self._scratch or self._scratch[name].numel() < size:

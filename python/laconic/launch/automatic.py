@@ -34,6 +34,8 @@ TIMEOUT = 60.0
 class Model:
     """A wrapper that was at its first forward pass with gradients."""
 
+    waits = never_stepped = False  # for its optimizer, as an OuterModel does
+
     def __init__(self, wrapper):
         self.wrapper = weakref.ref(wrapper)
         self.name = type(getattr(wrapper, "module", wrapper)).__name__
@@ -362,7 +364,7 @@ def _before_step(optimizer):
     """Of any optimizer, before its step. The OuterStep that was made for it here."""
     made = None
     for model in list(_process.models):
-        if getattr(model, "waits", False):
+        if model.waits:
             made = model.before_step(optimizer, [other.keeper for other in _process.models if other.keeper is not None]) or made
     return made
 
@@ -517,7 +519,7 @@ def _not_attached(ended: str) -> str | None:
     if idle > 0:
         reasons.append(f"{idle} of {process.constructed} DistributedDataParallel models: no forward pass through the wrapper "
                        "recorded gradients")
-    still = sum(1 for model in process.models if getattr(model, "never_stepped", False))
+    still = sum(1 for model in process.models if model.never_stepped)
     if still:
         reasons.append(f"--every: no optimizer of torch has stepped the parameters of {still} models, whose gradients stay local")
     if reasons:

@@ -70,9 +70,9 @@ class OuterModel:
         try:
             self.handle = self._make(wrapper, optimizer)
         except errors.LaconicError as error:
-            if "hold" in error.message and error.name == "unsupported":
-                raise errors.error(error.name, f"--every needs one optimizer for all parameters of the model: {error.message}", API) from None
-            raise
+            if own <= held:
+                raise
+            raise errors.error(error.name, f"--every needs one optimizer for all parameters of the model: {error.message}", API) from None
         self.never_stepped = False
         if keeps:
             self.keeper = OuterKeeper(Whole(self.handle), self.name, self._options, others)

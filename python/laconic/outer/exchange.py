@@ -13,14 +13,12 @@ import torch
 import torch.distributed as dist
 
 from ..core import errors
-from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..ddp.opening import Opened, Parameters
 from ..engines.aggregation import ServerOptions
 from ..engines.c10d import broadcast
-from ..engines.group import Meeting, disabled_on
+from ..engines.group import Meeting
 from ..exchange.csession import ALONE, Layout, Options
-from ..exchange.lane import shared_of
 from ..exchange.rules import chosen
 from .state import check_session, of_one_rank
 
@@ -33,23 +31,6 @@ def way_down(spec: str, strategy: str, down: str | None) -> str | None:
     if down is None and strategy in ("auto", "two_shot") and re.split("[:+]", spec)[0] == "3lc":
         return GENTLE
     return down
-
-
-def meet(group, disabled: bool, refusal: LaconicError | None) -> Meeting:
-    """Every rank learns what every other one is about to do; one error where they differ."""
-    try:
-        meeting = Meeting(group, DISABLED if disabled else "" if refusal is None else str(refusal), shared_of(group))
-    except LaconicError as error:  # the store may have ended with a rank that refuses, too
-        raise refusal or error from None
-    if refusal is not None:
-        raise refusal
-    if some := disabled_on(range(len(meeting.words)), meeting.words):
-        raise errors.error("ranks_disagree", some, "set it on all ranks or on none")
-    for rank, said in enumerate(meeting.words):
-        if said not in ("", DISABLED):
-            raise errors.error("ranks_disagree", f"rank {rank} could not create its OuterStep: {said}",
-                               "give every rank the same call and LACONIC_* variables")
-    return meeting
 
 
 def _sum(engine, values: torch.Tensor) -> None:
@@ -78,7 +59,7 @@ def _cut(worker, layout: Layout):
 class Alone:
     """One rank: the mean is its own change."""
 
-    rank, world, all_raw, broken, opened = 0, 1, True, None, None
+    rank, world = 0, 1
 
     def begin(self, change: torch.Tensor, step: int):
         """The mean is the change."""

@@ -13,7 +13,7 @@ from . import rules
 
 class Fragment:
     """Float32 `anchor` and `change`, one after the other in the order of the parameters, on their device. `change` is the ranks' mean
-    after an exchange. Nothing below allocates a tensor of the model's size after the first round.
+    after an exchange. After the first round, rounds allocate no tensor of the model's size.
 
     A parameter of a narrower type has its change measured from what it was, the anchor rounded to its type: measured from the anchor
     itself, a round would take back what rounding has left there, and small changes would never add up.

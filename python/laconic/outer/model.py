@@ -48,7 +48,7 @@ def unwrapped(optimizer):
 
 
 class Trained:
-    """Attributes: `names`, `parameters`, of what is trained, in the model's order; `buffers`, (name, tensor); `stage`, between the
+    """Attributes: `names`, `parameters`, of what is trained, in the model's order; `buffers`; `stage`, between the
     parameters' device and the host; `ddp`, the wrapper whose group this is, or None."""
 
     def __init__(self, model, group):
@@ -58,7 +58,7 @@ class Trained:
         if len(wrappers) > 1:
             raise errors.error("unsupported", f"the model holds {len(wrappers)} DistributedDataParallel wrappers", "wrap it as a whole")
         wrapper = wrappers[0] if wrappers else None
-        #: over the same ranks; one over others averages its gradients as ever
+        #: over the same ranks; one over others still averages its gradients
         self.ddp = wrapper if wrapper is not None and _ranks(wrapper.process_group) == _ranks(group) else None
         named = list(model.named_parameters())  # one that modules share comes once
         names = undecorated([name for name, _ in named])
@@ -70,9 +70,6 @@ class Trained:
         self.names, self.parameters = [name for name, _ in pairs], [p for _, p in pairs]
         self.buffers = [b for _, b in model.named_buffers()]
         self.stage = stage_for(pairs)
-
-    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(name, tuple(p.shape)) for name, p in zip(self.names, self.parameters)]
 
     @property
     def float_buffers(self) -> list[torch.Tensor]:

@@ -55,10 +55,10 @@ class Settings:
     def count(self) -> int:
         return len(self.fragments) if isinstance(self.fragments, (list, tuple)) else self.fragments
 
-    def told(self) -> dict:
-        """By name, for reports and the comparison between ranks."""
-        told = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**told, "outer": rules.named(self.outer), "fragments": self.count}
+    def by_name(self) -> dict:
+        """For reports and the comparison between ranks."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**values, "outer": rules.named(self.outer), "fragments": self.count}
 
     def begins(self, fragment: int, step: int) -> bool:
         """Whether a round of this fragment begins after this step, the first of which is 1."""
@@ -207,7 +207,7 @@ class Rounds:
             if key in explained:
                 explained[key] = sum((e[key] for e in each[1:]), explained[key])
         elements, world = sum(part.fragment.elements for part in self.parts), self.parts[0].exchange.world
-        return {**explained, **self.settings.told(), "anchor_bytes": 8 * elements, "dense_bytes_of_a_round": 4 * elements * 2 * (world - 1) // world}
+        return {**explained, **self.settings.by_name(), "anchor_bytes": 8 * elements, "dense_bytes_of_a_round": 4 * elements * 2 * (world - 1) // world}
 
 
 def _landed() -> None:

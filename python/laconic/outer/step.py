@@ -13,8 +13,9 @@ import torch
 from ..core import environment, errors
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
-from ..engines.group import speaks_for_node
+from ..engines.group import meet, speaks_for_node
 from ..exchange.csession import PART, WINDOW, Options
+from ..exchange.lane import shared_of
 from ..exchange.state import fingerprint
 from . import exchange, rules, state
 from .fragment import Fragment
@@ -27,7 +28,7 @@ class OuterStep:
 
         outer = laconic.OuterStep(model, optimizer, spec="3lc:s=1.5")                       # a round after every step, averaged
         outer = laconic.OuterStep(model, optimizer, every=100, spec="3lc", outer=laconic.nesterov(0.7, 0.9))        # DiLoCo
-        for batch in loader: ...; optimizer.step(); optimizer.zero_grad()                   # as ever: rounds follow optimizer.step()
+        for batch in loader: ...; optimizer.step(); optimizer.zero_grad()                   # rounds follow optimizer.step()
         outer.close()
 
     Every rank trains with its own gradients and its own optimizer state. A round takes each rank's change since the last one, what the
@@ -47,7 +48,7 @@ class OuterStep:
 
         Args:
             model: a module, or a DistributedDataParallel wrapper. Its trainable parameters are float32, bfloat16 or float16, on one device.
-                A wrapper over another group than `group` averages its gradients as ever: use that inside a cluster.
+                A wrapper over another group than `group` still averages its gradients: use that inside a cluster.
             optimizer: any optimizer of torch that holds all trainable parameters.
             spec: codec of the changes (`laconic list`). "none": uncompressed. Default: LACONIC_SPEC.
             down: spec of the means that owners send, as in `laconic.attach`; implies "two_shot". Default: where the spec is `3lc`, at any s,
@@ -91,7 +92,7 @@ class OuterStep:
         except LaconicError as error:
             refusal = error
         if own_group is not None:
-            meeting = exchange.meet(own_group, disabled, refusal)
+            meeting = _meet(own_group, disabled, refusal)
         elif refusal is not None:
             raise refusal
         self.spec = "none" if disabled else spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
@@ -124,13 +125,13 @@ class OuterStep:
         if group is None:
             return exchange.Alone()
         record = options.record if number == 0 or options.record is None else f"{options.record}.{number + 1}"
-        return exchange.Together(group, meeting or exchange.meet(group, environment.disabled(), None), self._trained.stage,
+        return exchange.Together(group, meeting or _meet(group, environment.disabled(), None), self._trained.stage,
                                  dataclasses.replace(options, seed=options.seed + number, record=record), piece)
 
     def _begin(self) -> None:
         """All ranks have the same settings and the same parameters."""
         trained = self._trained
-        self._exchange.agree({**self.settings.told(), "the number of buffers": len(trained.buffers)})
+        self._exchange.agree({**self.settings.by_name(), "the number of buffers": len(trained.buffers)})
         if self.settings.sync_parameters:
             for tensor in (*trained.parameters, *trained.buffers):
                 self._exchange.broadcast(tensor)
@@ -286,6 +287,10 @@ class OuterStep:
 
     def __getstate__(self):
         raise errors.error("unsupported", "an OuterStep cannot be copied or pickled", "save state_dict() instead")
+
+
+def _meet(group, disabled: bool, refusal: LaconicError | None):
+    return meet(group, "create its OuterStep", disabled, refusal, shared_of(group))
 
 
 def _called_by_scaler() -> bool:

@@ -14,7 +14,7 @@ from ..core import environment, errors
 from ..core._checks import U64, whole
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
-from ..engines.group import Meeting, speaks_for_node
+from ..engines.group import meet, speaks_for_node
 from ..engines.hosts import beyond_ring, over_port
 from ..exchange.csession import PART, WINDOW
 from ..exchange.names import of_rules
@@ -90,8 +90,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         world = 1 if group is None else dist.get_world_size(group)
         if world < 1:
             raise errors.error("invalid_argument", "this rank is not in the group", "create the optimizer on the ranks of the group only")
-        meeting = _meet(group, disabled, refusal) if world > 1 else None
-        if refusal is not None:
+        if world > 1:
+            meeting = meet(group, "create its optimizer", disabled, refusal)
+        elif refusal is not None:
             raise refusal
         super().__init__([{**own, "params": [trained.parameters[i] for i in parameters]} for own, parameters in listed], plain.defaults)
         self._scaler = scaler
@@ -246,19 +247,6 @@ def _checked(model, optimizer, groups, elementwise, keywords, *, push, pull, rul
     whole("full_pull_every", full_pull_every, 0, U64)
     whole("part", part, 0, U64)
     return trained, plain, listed, {"rules": of_rules(given(rules)), "down": None if pull == push else pull}
-
-
-def _meet(group, disabled: bool, refusal: LaconicError | None) -> Meeting:
-    """Ranks tell each other what they are about to do; all raise the same error where they differ."""
-    meeting = Meeting(group, str(refusal) if refusal is not None else DISABLED if disabled else "")
-    for rank, said in enumerate(meeting.words):
-        if said not in ("", DISABLED) and refusal is None:
-            raise errors.error("ranks_disagree", f"rank {rank} could not create its optimizer: {said}",
-                               "give every rank the same call and LACONIC_* variables")
-    if refusal is None and len(set(meeting.words)) > 1:
-        on, off = meeting.words.index(DISABLED), meeting.words.index("")
-        raise errors.error("ranks_disagree", f"{DISABLED} is set on rank {on} and not on rank {off}", "set it on all ranks or on none")
-    return meeting
 
 
 def _same_parameters(exchange: Exchange, trained: Trained, sync: bool) -> None:
