@@ -249,6 +249,15 @@ def test_difference_between_ranks_is_refused_by_all(pools, arguments, said):
         assert error.kind == "LaconicError" and said in error.message
 
 
+@pytest.mark.parametrize(("setting", "warned"), [("on", True), ("2", True), ("auto", False), ("off", False), ("", False)])
+def test_nodes_in_environment_are_named_where_unused(monkeypatch, caplog, setting, warned):
+    monkeypatch.setenv("LACONIC_NODES", setting)
+    model = training.Net()
+    with caplog.at_level("WARNING", logger="laconic"):
+        laconic.OuterStep(model, torch.optim.SGD(model.parameters(), lr=0.1), spec="3lc", quiet=True).close()
+    assert (f"LACONIC_NODES={setting} is not used: OuterStep exchanges flat" in caplog.text) == warned
+
+
 def test_sharded_models_refuse_nodes_by_name():
     from laconic.api.attach import _refuse_nodes
 

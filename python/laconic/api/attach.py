@@ -236,8 +236,11 @@ def _setting_of(nodes) -> tuple[str, LaconicError | None]:
 
 def _refuse_nodes(nodes) -> None:
     """Replicas of sharded models exchange shards already."""
-    from ..engines.nodes import asked
+    from ..engines.group import speaks_for_node
+    from ..engines.nodes import asked, report_unused
 
+    if nodes is None and speaks_for_node():
+        report_unused("a sharded model")
     if nodes is not None and asked(nodes) not in ("auto", "off"):
         raise errors.error("unsupported", f"nodes={nodes!r}: the replicas of a sharded model exchange shards already", "leave nodes out")
 

@@ -7,9 +7,10 @@ Ranks with the same place in their nodes exchange one shard of the model; inside
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 
-from ..core import errors
+from ..core import environment, errors
 from .texts import gather_texts
 
 WORDS = ("auto", "on", "off")
@@ -24,6 +25,13 @@ def asked(nodes) -> str:
         raise errors.error("invalid_argument", f"nodes={nodes!r}: expected auto, on, off or the number of ranks of a node",
                            'nodes="on" finds the ranks of each host')
     return text
+
+
+def report_unused(by: str) -> None:
+    """Logs that LACONIC_NODES requests nodes of something that exchanges flat."""
+    setting = os.environ.get("LACONIC_NODES", "").strip().lower()
+    if setting not in ("", "auto", "off"):
+        environment.say(f"LACONIC_NODES={setting} is not used: {by} exchanges flat", logging.WARNING)
 
 
 @dataclasses.dataclass(frozen=True)

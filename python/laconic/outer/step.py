@@ -14,6 +14,7 @@ from ..core import environment, errors
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.group import meet, speaks_for_node
+from ..engines.nodes import report_unused
 from ..exchange.csession import PART, WINDOW, Options
 from ..exchange.lane import shared_of
 from ..exchange.state import fingerprint
@@ -145,6 +146,7 @@ class OuterStep:
             part.fragment.take_parameters()
         if self._exchange.world == 1 or speaks_for_node():
             environment.report_unknown()
+            report_unused("OuterStep")
 
     def _describe(self, disabled: bool) -> str:
         settings = self.settings

@@ -15,6 +15,7 @@ from ..core._checks import U64, whole
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.group import meet, speaks_for_node
+from ..engines.nodes import report_unused
 from ..engines.hosts import beyond_ring, over_port
 from ..exchange.csession import PART, WINDOW
 from ..exchange.names import of_rules
@@ -103,6 +104,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         else:
             if speaks_for_node():
                 environment.report_unknown()
+                report_unused("ShardedOptimizer")
             del plain
             said = settings.text({"the optimizer": self._name, "push": push, "pull": pull, "clip_norm": repr(clip_norm),
                                   "full_pull_every": full_pull_every, "sync_parameters": bool(sync_parameters),
