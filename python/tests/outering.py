@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import time
+import threading
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from training import Net, batch, digest, gathered
 
 import laconic
@@ -169,34 +171,49 @@ def resumed_at(stops, steps, every, **options):
     return whole, found, rounds
 
 
+class Allocations(TorchDispatchMode):
+    """Counts the elements of the largest tensor with memory of its own that an operation of this thread gives."""
+
+    most = 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((arguments, keywords)) if isinstance(t, torch.Tensor)}
+        made = operation(*arguments, **(keywords or {}))
+        own = [t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in given]
+        self.most = max(self.most, *own, 0)
+        return made
+
+
 def allocates(**options):
-    """Bytes of the largest tensor that three rounds allocate, and those of the model."""
+    """Elements of the largest tensor that three rounds allocate in this thread, and those of the model."""
     model, _, outer = made(hook=False, **options)
     for _ in range(2):
         outer.after_step()
-    with torch.profiler.profile(profile_memory=True) as seen:
+    with Allocations() as seen:
         for _ in range(3):
             with torch.no_grad():
                 torch._foreach_add_(list(model.parameters()), 0.01)
             outer.after_step()
-    most, elements = max(event.self_cpu_memory_usage for event in seen.events()), outer.explain()["anchor_bytes"] // 8
+    elements = outer.explain()["anchor_bytes"] // 8
     outer.close()
-    return most, 4 * elements
+    return seen.most, elements
 
 
-def exposed(delay, work=0.03, wire=0.02, steps=6):
-    """Seconds that optimizer.step() waited for rounds after every step, if each takes `wire` and a step `work`."""
-    model, optimizer, outer = made(spec="topk:ratio=0.1", delay=delay)
+def released_after_step(steps=6):
+    """Whether each of a run's exchanges waited for the optimizer.step() before it to return, with a delay of one step."""
+    model, optimizer, outer = made(spec="topk:ratio=0.1", delay=1)
+    returned, waited = threading.Event(), []
     submit = outer._exchange.opened.worker._driver.submit
 
-    def slow(*arguments, **keywords):
-        time.sleep(wire)
+    def held(*arguments, **keywords):
+        waited.append(returned.wait(60))  # False: optimizer.step() waits for this exchange
+        returned.clear()
         return submit(*arguments, **keywords)
 
-    outer._exchange.opened.worker._driver.submit = slow
+    outer._exchange.opened.worker._driver.submit = held
     with contextlib.closing(outer):
         for step in range(steps):
-            time.sleep(work)
             one(model, optimizer, step)
+            returned.set()
         outer.sync()
-        return outer.stats()["exposed_seconds"], outer.stats()["rounds"], digest(model)
+        return waited, outer.stats()["rounds"], digest(model)
