@@ -137,7 +137,8 @@ class Here:
         return Machine(cpu / count, cpu / (time.monotonic() - begin))
 
     def execute(self, name, tier):
-        script = 'set -euo pipefail; source scripts/sections.sh; about=about_$1; printf "\\n==== %s: %s\\n" "$1" "${!about}"; "section_$1"'
+        script = ('set -euo pipefail; source scripts/sections.sh; rm -f "build/logs/$1"; [ -t 1 ] || { mkdir -p build/logs; exec > >(exec tee "build/logs/$1") 2>&1; }; '
+                  'about=about_$1; printf "\\n==== %s: %s\\n" "$1" "${!about}"; "section_$1"')
         process = subprocess.Popen(["bash", "-c", script, "bash", name], cwd=self.root,
                                    env={**os.environ, "TEST_TIER": tier, "JOBS": self.jobs})
         return self.wait(process, orphans=10.0)
@@ -384,6 +385,8 @@ class Run:
         print(f"\none calibration: {self.machine.unit:.2f} CPU s, {self.machine.cores:.2f} cores")
         for name, *cells in rows:
             print(f"{name:10}" + "".join(f"{cell:>9}" for cell in cells))
+        for name in self.having("FAILED"):
+            print(f"\n{name}:", *failures(self.state / "logs" / name), sep="\n  ")
 
     def last_line(self):
         """(everything that is not as it should be in one line, exit status)"""
@@ -409,6 +412,15 @@ class Run:
         if {s.name for s in SECTIONS if s.required} <= set(self.names) and (old := stale(self.here, skipped)):
             notes.append(f"docs/results/weekly.md: {old}; make test TIER=weekly")
         return "; ".join(notes) + ".", 1 if broken or lacking else 0
+
+
+FAILURE = re.compile(r"^(FAILED|ERROR|E   )|, more than \d+$|\(Failed\)|\(Timeout\)|(^|\s)(fatal )?error:|Sanitizer: ")
+
+
+def failures(log):
+    """What the log of a section says about its failure, and its last lines: who sees only the end of a run sees what failed."""
+    lines = [line[:240] for line in log.read_text(encoding="utf-8", errors="replace").splitlines()] if log.exists() else []
+    return [line for line in lines[:-5] if FAILURE.search(line)][-20:] + lines[-5:]
 
 
 # ---- docs/results/weekly.md ----

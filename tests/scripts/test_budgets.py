@@ -477,6 +477,16 @@ def test_section_shell_stops_at_first_error(checkout):
     assert "It ran: tsan. Failed: nothing." in written and re.search(r"^\| `tsan` \| 20\S+ \| unknown \| 0 \| 0:00 \| passed \|$", written, re.M)
 
 
+def test_what_failed_is_repeated_at_the_end(checkout):
+    status, out = checkout("section_layers() { echo 'FAILED a.py::test_b - assert'; seq 100; echo '1 failed'; return 1; }", "layers")
+    assert status == 1 and out.count("FAILED a.py::test_b") == 2
+    assert out.endswith("""\nlayers:
+  FAILED a.py::test_b - assert
+  97\n  98\n  99\n  100\n  1 failed
+
+FAILED: layers; repeat with: scripts/test layers.\n"""), out[-300:]
+
+
 def test_unknown_sections_and_deadlines_are_refused(checkout):
     assert checkout("", "layer") == (1, f"no section 'layer'; there are: {' '.join(BY_NAME)}\n")
     assert checkout("", "layers", DEADLINE="5")[1] == "DEADLINE=5: a number and s, m or h, as in 45m\n"
