@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality control aggregation-learning engines sharded hsdp outer fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality control aggregation-learning engines sharded hsdp outer nodes fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -89,6 +89,11 @@ outer:  ## changes after the optimizer against gradients before it into docs/res
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.engines.outer
+
+nodes:  ## two levels, inside a host and between hosts, against flat into docs/results/nodes.md (20 minutes, in parts)
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python -m bench.engines.nodes
 
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap

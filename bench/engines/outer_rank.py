@@ -37,7 +37,8 @@ class Way(turns.Way):
         return self._data.loss(self._called, batch)
 
     def found(self) -> dict:
-        return {"seconds": self._middle(self.times)}
+        stats = self._handle.stats() if self._handle is not None else {}
+        return {"seconds": self._middle(self.times), **({"exposed": stats["exposed_seconds"] / stats["inner_steps"]} if "inner_steps" in stats else {})}
 
     def close(self) -> None:
         if self._handle is not None:
