@@ -18,6 +18,7 @@ from ranks import Ranks  # noqa: E402
 from torch.distributed.distributed_c10d import _set_pg_timeout  # noqa: E402
 
 import laconic  # noqa: E402
+from laconic.fsdp import replicas  # noqa: E402
 
 WAIT = 20.0  #: seconds of the group's timeout
 
@@ -235,10 +236,12 @@ def attach_on(rank, **wrong):
     if change:
         CHANGES[change](model)
     options = {"spec": "3lc", **(wrong if ours else {})}
-    if options.get("replicate") == "mesh":
-        options["replicate"] = sharding.mesh_of(2, 2)["replicate"]
-    if options.get("replicate") == "shard":
-        options["replicate"] = sharding.mesh_of(2, 2)["shard"]
+    if way == "1d":
+        options = {"replicate": "replicate", **options}
+    if options.get("replicate") in ("replicate", "shard"):
+        options["replicate"] = sharding.mesh_of(2, 2)[options["replicate"]]
+    if options.get("replicate") == "world":
+        options["replicate"] = dist.group.WORLD
     outcome = sharding.said(lambda: sharding.attached(model, options.pop("spec"), **options))
     try:  # nothing was touched
         sharding.loss_of(model, 0).backward()
@@ -258,11 +261,19 @@ SAID = {
     "a hook on all ranks": ({"change": "hook"}, None, "unsupported", ["set_all_reduce_hook"]),
     "other values": ({"seed": 8}, 2, "ranks_disagree", ["embed.weight has other values on rank 0 than on rank 2", "sync_parameters=True"]),
     "an aggregator": ({"aggregator": "127.0.0.1:7420"}, None, "unsupported", ["aggregation servers"]),
-    "replicate= of a 2-D mesh": ({"replicate": "mesh"}, None, "invalid_argument", ["the model's own mesh has replicas"]),
-    "no replicas": ({"way": "1d"}, None, "unsupported", ["1-D mesh", 'replicate=mesh["replicate"]']),
+    "replicate= of a 2-D mesh": ({"replicate": "replicate"}, None, "invalid_argument", ["the model's own mesh has replicas"]),
+    "replicate= of a 2-D mesh on one rank": ({"replicate": "replicate"}, 1, "ranks_disagree", ["the model's own mesh has replicas"]),
+    "no replicas": ({"way": "1d", "replicate": None}, None, "unsupported", ["1-D mesh", 'replicate=mesh["replicate"]']),
     "no group": ({"way": "1d", "replicate": 3}, None, "invalid_argument", ["replicate= is 3"]),
     "ranks of other shards": ({"way": "1d", "replicate": "shard"}, None, "ranks_disagree", ["replicate= has ranks of other shards"]),
-    "another reduce": ({"reduce": "median"}, None, "invalid_argument", ["reduce= is 'median'"]),
+    "no replicas on one rank": ({"way": "1d", "replicate": None}, 2, "ranks_disagree", ["1-D mesh"]),
+    "no group on one rank": ({"way": "1d", "replicate": 3}, 3, "ranks_disagree", ["replicate= is 3"]),
+    "other replicas on one rank": ({"way": "1d", "replicate": "shard"}, 3, "ranks_disagree", ["replicate= is ranks 1, 3 on rank 1 and ranks 2, 3 on rank 3"]),
+    "all ranks on one rank": ({"way": "1d", "replicate": "world"}, 0, "ranks_disagree", ["replicate= is ranks 0, 1, 2, 3 on rank 0 and ranks 1, 3 on rank 1"]),
+    "unknown reduce": ({"reduce": "median"}, None, "invalid_argument", ["reduce= is 'median'"]),
+    "another reduce": ({"reduce": "sum"}, 1, "ranks_disagree", ["reduce= is None on rank 0 and sum on rank 1"]),
+    "another sync_parameters": ({"sync_parameters": True}, 0, "ranks_disagree", ["sync_parameters= is True on rank 0 and False on rank 1"]),
+    "nodes on one rank": ({"nodes": "on"}, 3, "ranks_disagree", ["exchange shards already"]),
 }
 
 
@@ -273,6 +284,17 @@ def test_failed_attach_is_one_message_on_all_ranks(four, case):
         assert found == name or (rank is not None and found in ("unsupported", "unknown_codec", "invalid_argument")), (found, text)
         assert all(word in text for word in words), text
         assert later == ""
+
+
+def test_replicas_of_shards_must_correspond():
+    def claims(*groups):
+        given = {"places": "", "reduce": None, "sync_parameters": False}
+        return {rank: {"axes": [[rank - rank % 2, rank - rank % 2 + 1]], "given": {**given, "places": f"{rank % 2}/2"}, "replicas": group}
+                for group in groups for rank in group}
+
+    assert replicas._contradiction(claims([0, 2, 4], [1, 3, 5])) == ""  # noqa: SLF001
+    for groups in ([0, 2, 4], [1, 3], [5]), ([0, 2], [1, 5], [4, 6], [3, 7]):
+        assert "which holds another shard: these are not the same replicas" in replicas._contradiction(claims(*groups))  # noqa: SLF001
 
 
 def hidden(name):

@@ -112,11 +112,10 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     asked = Options(spec=spec if spec is not None else os.environ.get("LACONIC_SPEC", ""), keys=options, seed=seed, small_elements=small_elements, strategy=strategy,
                     down=down, threads=threads, window=window, part=part, rules=rules, control=control, record=record)
     if (model := sharded_in(obj)) is not None:
-        _refuse_nodes(nodes)
         from ..fsdp.attach import attach as attach_sharded
 
-        return _announced(model, attach_sharded(model, asked, disabled=disabled, replicate=replicate, reduce=reduce, sync_parameters=sync_parameters,
-                                                aggregator=aggregator, scaler=scaler, warmup=warmup), quiet)
+        return _announced(model, attach_sharded(model, asked, disabled=disabled, refusal=_refused_nodes(nodes), replicate=replicate, reduce=reduce,
+                                                sync_parameters=sync_parameters, aggregator=aggregator, scaler=scaler, warmup=warmup), quiet)
     wrapper, group, refusal = _look_at(obj)
     stage, setting = None, "off"
     if refusal is None and (replicate is not None or reduce is not None or sync_parameters):
@@ -234,15 +233,19 @@ def _setting_of(nodes) -> tuple[str, LaconicError | None]:
         return "off", error
 
 
-def _refuse_nodes(nodes) -> None:
+def _refused_nodes(nodes) -> LaconicError | None:
     """Replicas of sharded models exchange shards already."""
     from ..engines.group import speaks_for_node
     from ..engines.nodes import asked, report_unused
 
     if nodes is None and speaks_for_node():
         report_unused("a sharded model")
-    if nodes is not None and asked(nodes) not in ("auto", "off"):
-        raise errors.error("unsupported", f"nodes={nodes!r}: the replicas of a sharded model exchange shards already", "leave nodes out")
+    try:
+        if nodes is None or asked(nodes) in ("auto", "off"):
+            return None
+        return errors.error("unsupported", f"nodes={nodes!r}: the replicas of a sharded model exchange shards already", "leave nodes out")
+    except LaconicError as error:
+        return error
 
 
 def _nodes_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):

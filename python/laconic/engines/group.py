@@ -82,19 +82,51 @@ class Meeting:
         rank = dist.get_rank(group)
         # Counted in the store, so that a group that is destroyed and made again does not read its predecessor's words.
         self.number = store.add(f"laconic/meetings/{rank}", 1)
-        keys = [f"laconic/{self.number}/{r}" for r in range(world)]
+        keys = {r: f"laconic/{self.number}/{r}" for r in range(world)}
         store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ())), "shared": list(shared),
                                           "address": addresses.towards_store(store), "card": card}))
         timeout = group_timeout(group) or _TIMEOUT
         try:
             _wait(store, keys, rank, timeout.total_seconds())
-            said = [json.loads(store.get(key)) for key in keys]
+            said = [json.loads(store.get(key)) for key in keys.values()]
         except RuntimeError as error:
             raise _nobody_came(store, keys, rank, timeout, error) from None
         self.words, self.addresses, self.cards = ([entry[what] for entry in said] for what in ("word", "address", "card"))
         self.free, self.shared = (set.intersection(*(set(entry[which]) for entry in said)) for which in ("free", "shared"))
         if len(set(self.words)) > 1:
             _let_others_read(store, f"laconic/{self.number}/read", world)
+
+
+class Claims:
+    """What ranks of the default group claim of each other, exchanged through its store before a group of theirs is used: a rank learns the claim
+    of every rank that it mentions, then of those that these mention. So all of them learn the same, whatever one of them got wrong.
+
+    Attributes: `of`, each rank's claim; this one's alone if the group has no store.
+    """
+
+    def __init__(self, subject: str, claim: dict, mentioned, timeout: datetime.timedelta):
+        """`subject` is the same on all of them; mentioned(claim): ranks that a claim names. LaconicError (timed_out) names the ranks that claimed
+        nothing in that time."""
+        rank, self._store = dist.get_rank(), _store(dist.group.WORLD)
+        self.of = {rank: claim}
+        if self._store is None:
+            return
+        prefix = f"laconic/claims/{subject}"
+        self._number = f"{prefix}/{self._store.add(f'{prefix}/{rank}', 1)}"
+        self._store.set(f"{self._number}/{rank}", json.dumps(claim))
+        while more := {other for known in self.of.values() for other in mentioned(known)} - set(self.of):
+            keys = {other: f"{self._number}/{other}" for other in sorted({rank, *more})}
+            try:
+                _wait(self._store, keys, rank, timeout.total_seconds())
+                self.of |= {other: json.loads(self._store.get(key)) for other, key in keys.items()}
+            except RuntimeError as error:
+                raise _nobody_came(self._store, keys, rank, timeout, error) from None
+        self.of = dict(sorted(self.of.items()))
+
+    def let_others_read(self) -> None:
+        """Before this rank raises an error, after which it may end."""
+        if self._store is not None:
+            _let_others_read(self._store, f"{self._number}/read", len(self.of))
 
 
 def meet(group, what: str, disabled: bool, refusal: LaconicError | None, shared: list[int] = (), card=None) -> Meeting:
@@ -126,25 +158,25 @@ def _let_others_read(store, key: str, world: int) -> None:
         pass  # the host has received every rank's word, or has ended
 
 
-def _wait(store, keys, rank: int, timeout: float) -> None:
-    """RuntimeError if a key is missing at the timeout. A rank may load data for minutes, but after one minute the lowest rank that
+def _wait(store, keys: dict[int, str], rank: int, timeout: float) -> None:
+    """`keys`: by rank. RuntimeError if a key is missing at the timeout. A rank may load data for minutes, but after one minute the lowest rank that
     is here logs the missing ranks."""
     begin = time.monotonic()
     try:
-        return store.wait(keys, datetime.timedelta(seconds=min(NAMED_AFTER, timeout)))
+        return store.wait(list(keys.values()), datetime.timedelta(seconds=min(NAMED_AFTER, timeout)))
     except RuntimeError:
-        absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
+        absent = [r for r, key in keys.items() if not _holds(store, key)]
         left = timeout - (time.monotonic() - begin)
         if not absent or rank in absent or left <= 0:
             raise
-    if rank == min(set(range(len(keys))).difference(absent)):
+    if rank == min(set(keys).difference(absent)):
         environment.say(f"waiting for rank {listed(absent)} to attach; the other ranks wait for at most {left:.0f} s more",
                         logging.WARNING)
-    store.wait(keys, datetime.timedelta(seconds=left))
+    store.wait(list(keys.values()), datetime.timedelta(seconds=left))
 
 
 def _nobody_came(store, keys, rank, timeout, error) -> LaconicError:
-    absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
+    absent = [r for r, key in keys.items() if not _holds(store, key)]
     if not absent or rank in absent:  # this rank's own word is there, unless the store is gone
         return errors.error("engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
     return errors.error("timed_out", f"rank {listed(absent)} did not attach within {timeout.total_seconds():g} s: is it running "

@@ -25,31 +25,36 @@ from ..exchange.worker import DTYPES
 from .handle import OpenedShards, OwnShards, ShardedHandle
 from .hook import Hook
 from .layout import Unit, at_finalize, resetter, units_of
-from .replicas import Shards, replicas_of
+from .replicas import Shards, objection, replicas_of
 
 _CHUNK = 29  #: hashes of 16 digits in a text of 500 bytes
 
 
-def attach(model, options: Options, *, disabled: bool, replicate, reduce, sync_parameters: bool, aggregator, scaler, warmup: int) -> ShardedHandle | None:
+def attach(model, options: Options, *, disabled: bool, refusal: LaconicError | None, replicate, reduce, sync_parameters: bool, aggregator, scaler, warmup: int) -> ShardedHandle | None:
     """Installs the hook in the model's parameter groups. Returns its handle; None if LACONIC_DISABLE=1 is set on all ranks. Collective over all
-    ranks that hold a part of the model; raises LaconicError on all of them or on none. Arguments are those of laconic.attach."""
-    everything = units_of(model)
-    for unit in everything:
-        _refuse_ours(unit)
-    replicas, units = replicas_of(everything, replicate)
-    shards = Shards(units, replicas)
-    refusal = stage = None
+    ranks that hold a part of the model; raises LaconicError on all of them or on none. `refusal`: why this rank cannot, if that is known already. Other arguments are
+    those of laconic.attach."""
+    everything, units, replicas, stage = [], [], None, None
     try:
+        if refusal is not None:
+            raise refusal
+        everything = units_of(model)
+        for unit in everything:
+            _refuse_ours(unit)
+        replicas, units = replicas_of(everything, replicate)
         stage = _stage_of(units, reduce, aggregator)
     except LaconicError as error:
         refusal = error
     message = DISABLED if disabled else "" if refusal is None else f"rank {dist.get_rank()} could not attach: {refusal}"
     places = sorted({place for unit in units for place in unit.places if place})
-    message, meeting = shards.meet(message, " and ".join(places), None if stage is None else stage.backend)
+    given = {"places": " and ".join(places), "reduce": reduce, "sync_parameters": bool(sync_parameters)}
+    message = objection(model, units or everything, replicas, given, message)
     if message == DISABLED:
         return None
     if message:
         raise refusal or _other(message)
+    shards = Shards(units, replicas)
+    meeting = shards.meet(stage.backend)
     if record := chosen(options.record, "LACONIC_RECORD"):
         options = dataclasses.replace(options, record=_own_record(record, shards, places))
     opened, failure = _open(units, shards, meeting, stage, _note(everything, units, reduce), sync_parameters, options, warmup)

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
+
 import torch
 import torch.distributed as dist
 
 from ..core import errors
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
-from ..engines.group import Meeting, Sibling, disabled_on, listed
+from ..engines.group import Claims, Meeting, Sibling, disabled_on, group_timeout, listed
 from ..exchange.driver import engine_failed
 from ..exchange.lane import shared_of
 
@@ -45,16 +48,61 @@ def _group_of(replicate):
     return replicate
 
 
+def objection(model, units: list, replicas, given: dict, message: str) -> str:
+    """The message of the first rank that cannot attach, or in what the ranks contradict each other; empty: all can attach. Every rank that holds a
+    part of the model gives its own, and none waits for one that gave another group. `units`, `replicas` (None: not known): as far as this rank has
+    them. `given`: "places" of its shards, and arguments that have to be equal."""
+    native = next((unit.native for unit in units if unit.native is not None), None)
+    groups = _axes_of(units, [] if native is None else dist.get_process_group_ranks(native))
+    claim = {"message": message, "axes": [dist.get_process_group_ranks(g) for g in groups], "given": given,
+             "replicas": [] if replicas is None else sorted(dist.get_process_group_ranks(replicas))}
+    subject = hashlib.blake2b(repr([(name, tuple(p.shape)) for name, p in model.named_parameters()]).encode(), digest_size=8).hexdigest()
+    timeout = group_timeout(next(iter(groups), replicas or dist.group.WORLD)) or datetime.timedelta(minutes=30)
+    claims = Claims(subject, claim, lambda known: {rank for ranks in (*known["axes"], known["replicas"]) for rank in ranks}, timeout)
+    message = _merged(list(claims.of), [known["message"] for known in claims.of.values()]) or _contradiction(claims.of)
+    if message:
+        claims.let_others_read()
+    return message
+
+
+def _contradiction(claims: dict[int, dict]) -> str:
+    first = min(claims)
+    for rank, known in claims.items():
+        for name in ("reduce", "sync_parameters"):
+            if known["given"][name] != claims[first]["given"][name]:
+                return f"{name}= is {claims[first]['given'][name]} on rank {first} and {known['given'][name]} on rank {rank}"
+        replicas = known["replicas"]
+        for other in replicas:
+            if claims[other]["replicas"] != replicas:
+                return f"replicate= is {_ranks(replicas)} on rank {rank} and {_ranks(claims[other]['replicas'])} on rank {other}"
+            if (theirs := claims[other]["given"]["places"]) != (own := known["given"]["places"]):
+                return f"replicate= has ranks of other shards: rank {rank} holds {own or 'all'}, rank {other} {theirs or 'all'}"
+        beside = {other for replica in replicas for axis in claims[replica]["axes"] for other in axis}
+        for other in {other for axis in known["axes"] for other in axis}:
+            theirs = claims[other]["replicas"]
+            if len(theirs) != len(replicas) or not beside.issuperset(theirs):
+                return (f"replicate= is {_ranks(replicas)} on rank {rank} and {_ranks(theirs)} on rank {other}, which holds another shard: these are not "
+                        "the same replicas")
+    return ""
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+
+
+def _axes_of(units: list, replicas: list[int]) -> list:
+    """Process groups along which a replica is cut, each once."""
+    return list({tuple(dist.get_process_group_ranks(g)): g for unit in units for g in unit.other_groups(replicas)}.values())
+
+
 class Shards:
     """The other ranks of a replica. Messages are exchanged along one axis after the other, every axis that is not replicated; then they have
     reached all ranks."""
 
     def __init__(self, units: list, replicas):
         self.replicas = replicas
-        ranks = dist.get_process_group_ranks(replicas)
-        found = {tuple(dist.get_process_group_ranks(g)): g for unit in units for g in unit.other_groups(ranks)}
-        self._axes = list(found.values())
-        self._lines = self._axes  # the groups for host tensors
+        self._axes = _axes_of(units, dist.get_process_group_ranks(replicas))
+        self._lines: list = []  # the groups for host tensors
 
     @property
     def first(self) -> bool:
@@ -71,24 +119,10 @@ class Shards:
 
     # ---- attach -----------------------------------------------------------------------------------------------------------------
 
-    def meet(self, message: str, place: str, backend: str | None) -> tuple[str, Meeting]:
-        """Agrees on one message over all shards and replicas, before any collective. Returns that message and the meeting of the replicas, which
-        must have the same `place`."""
-        lines = []
-        for group in self._axes:
-            meeting = Meeting(group, message)
-            message = _merged(dist.get_process_group_ranks(group), meeting.words)
-            lines.append(group if backend is None or message else Sibling(group, meeting, backend=backend).group)
-        self._lines = lines
-        meeting = Meeting(self.replicas, message or f"@{place}", shared_of(self.replicas))
-        ranks = dist.get_process_group_ranks(self.replicas)
-        if any(text[:1] != "@" for text in meeting.words):
-            return _merged(ranks, ["" if text[:1] == "@" else text for text in meeting.words]), meeting
-        other = next((r for r, text in enumerate(meeting.words) if text != meeting.words[0]), None)
-        if other is not None:
-            return (f"replicate= has ranks of other shards: rank {ranks[0]} holds {meeting.words[0][1:] or 'all'}, rank {ranks[other]} "
-                    f"{meeting.words[other][1:] or 'all'}"), meeting
-        return "", meeting
+    def meet(self, backend: str) -> Meeting:
+        """Makes the groups for host tensors of the engine `backend`, and returns the meeting of the replicas."""
+        self._lines = [Sibling(group, Meeting(group, ""), backend=backend).group for group in self._axes]
+        return Meeting(self.replicas, "", shared_of(self.replicas))
 
     def reported(self, message: str) -> str:
         """The first message that a rank of this replica reports, through the store."""
