@@ -16,8 +16,8 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):  # newer ones fa
 
 import torch.distributed._composable.replicate_with_fsdp  # noqa: E402, F401
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.fsdp import CPUOffloadPolicy, DataParallelMeshDims, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_module
 from training import raw, waits  # noqa: F401
 
 import laconic
@@ -67,25 +67,32 @@ class Experts(torch.nn.Module):
 
 
 class Square(torch.nn.Module):
-    """Second dimensions that all numbers of shards divide."""
+    """Second dimensions that all numbers of shards divide. `mesh`: of parameters that are DTensors before FSDP shards them; then the batch is one, too."""
 
     def __init__(self):
         super().__init__()
         self.first, self.last = torch.nn.Linear(20, 32), torch.nn.Linear(32, 5)
+        self.mesh = None
 
     def forward(self, x):
-        return self.last(torch.relu(self.first(x)))
+        x = x if self.mesh is None else DTensor.from_local(x, self.mesh, [Shard(0)] * self.mesh.ndim)
+        y = self.last(torch.relu(self.first(x)))
+        return y if self.mesh is None else y.to_local()
 
 
 def sharded(model, way, mesh, **options):
-    """The model as FSDP2 or replicate() takes it. `way`: "2d", "1d" (without replicas) or "replicate"."""
+    """The model as FSDP2 or replicate() takes it. `way`: "2d", "1d" (without replicas), "dims" (a mesh whose dimensions are named) or "replicate"."""
     if way == "replicate":
         from torch.distributed._composable.replicate_with_fsdp import replicate
 
         for layer in (model.embed, model.block) if isinstance(model, Net) else (model.first,):
             replicate(layer, mesh=mesh["replicate"], **options)
         return replicate(model, mesh=mesh["replicate"], **options)
-    shard = functools.partial(fully_shard, mesh=mesh if way == "2d" else mesh["shard"], **options)
+    if way == "dims":
+        options["dp_mesh_dims"] = DataParallelMeshDims(shard="shard", replicate="replicate")
+        model.mesh = mesh
+        distribute_module(model, mesh)
+    shard = functools.partial(fully_shard, mesh=mesh["shard"] if way == "1d" else mesh, **options)
     if isinstance(model, Experts):
         return _with_experts(model, mesh, shard)
     if isinstance(model, Net):

@@ -22,6 +22,7 @@ EQUAL = {
     "2 replicas of 2 shards": {},
     "4 replicas of 1 shard": {"shape": (4, 1)},
     "1 replica of 4 shards": {"shape": (1, 4)},
+    "named dimensions of a mesh": {"way": "dims", "kind": "Square"},
     "replicate()": {"way": "replicate", "shape": (4, 1), "unused": True},
     "two groups in a module": {"kind": "Experts"},
     "the second dimension": {"kind": "Square", "placement": True},

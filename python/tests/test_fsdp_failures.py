@@ -280,10 +280,21 @@ SAID = {
 @pytest.mark.parametrize("case", SAID)
 def test_failed_attach_is_one_message_on_all_ranks(four, case):
     arguments, rank, name, words = SAID[case]
-    for found, text, later in four.run(attach_on, rank=rank, **arguments):
+    for found, text, later in four.run(attach_on, rank=rank, seconds=60, **arguments):
         assert found == name or (rank is not None and found in ("unsupported", "unknown_codec", "invalid_argument")), (found, text)
         assert all(word in text for word in words), text
         assert later == ""
+
+
+def arguments_of_shards():
+    wrapper = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 5))
+    given = {"replicate": dist.group.WORLD}, {"reduce": "sum"}, {"sync_parameters": True}
+    return [sharding.said(lambda: sharding.attached(wrapper, "3lc", **some)) for some in given]  # noqa: B023
+
+
+def test_arguments_of_shards_are_refused_with_wrapper(four):
+    for found in four.run(arguments_of_shards):
+        assert [name for name, _ in found] == ["invalid_argument"] * 3 and all("for sharded models" in text for _, text in found)
 
 
 def test_replicas_of_shards_must_correspond():
