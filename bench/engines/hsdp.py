@@ -30,7 +30,7 @@ PLAN = {"hidden": [512, 512, 512], "replicas": 2}
 TIMED = {
     "hosts": ({**PLAN, "ways": ["native", SPEC], "repeats": 3, "warmup": 3, "steps": 8}, "10mbit"),
     "local": ({**PLAN, "ways": ["native", "none", SPEC, f"{SPEC} inline"], "repeats": 6, "warmup": 5, "steps": 20}, None),
-    "balanced": ({**PLAN, "hidden": [1024, 1024, 1024, 1024], "ways": [SPEC, f"{SPEC} inline"], "repeats": 3, "warmup": 5, "steps": 10}, "10mbit"),
+    "balanced": ({**PLAN, "hidden": [512] * 12, "ways": [SPEC, f"{SPEC} inline"], "repeats": 3, "warmup": 5, "steps": 10}, "40mbit"),
 }
 
 
