@@ -73,6 +73,26 @@ def test_control_changes_every_shard_and_each_has_its_record(four, tmp_path):
     assert [head["world"] for head in heads] == [2, 2] and heads[0]["model"] != heads[1]["model"]
 
 
+# ---- the handle -----------------------------------------------------------------------------------------------------------------------
+
+
+def after_the_group():
+    """What laconic.run and users read once the script has destroyed its process groups."""
+    with sharding.closing(sharding.attached(sharding.made(), "3lc")) as handle:
+        world, dist.GroupMember.WORLD = dist.GroupMember.WORLD, None
+        try:
+            explained = handle.explain()
+            return handle.speaks, handle.shards, explained["shards"], explained["replicas"], handle.stats()["steps"]
+        finally:
+            dist.GroupMember.WORLD = world
+
+
+def test_handle_reports_after_process_groups_are_destroyed(four):
+    for rank, found in enumerate(four.run(after_the_group)):
+        shards = [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert found == (rank == 0, shards, shards, [rank % 2, rank % 2 + 2], 0)
+
+
 # ---- several models of a rank ---------------------------------------------------------------------------------------------------------
 
 
@@ -156,12 +176,20 @@ def fails(ticket):
     raise RuntimeError("the test ends this copy")
 
 
-def test_three_axes_name_shards_and_hear_of_each_failure(tmp_path):
-    eight = Ranks(8)
-    try:
-        outcomes = eight.run(on_three_axes, folder=str(tmp_path))
-    finally:
-        eight.close()
+@pytest.fixture(scope="module")
+def eight():
+    ranks = Ranks(8)
+    yield ranks
+    ranks.close()
+
+
+def test_replicas_resharded_to_pairs_equal_native(eight):
+    native, ours = (eight.run(sharding.train, spec=spec, steps=2, shape=(2, 4), reshard=2) for spec in (None, "none"))
+    assert [found for found, _, _ in ours] == [found for found, _, _ in native]
+
+
+def test_three_axes_name_shards_and_hear_of_each_failure(eight, tmp_path):
+    outcomes = eight.run(on_three_axes, folder=str(tmp_path))
     for rank, found in enumerate(outcomes):
         shard, tensor = rank // 2 % 2, rank % 2
         assert found["names"] == [f"last.weight@{shard}/2,{tensor}/2", f"last.bias@{shard}/2", f"first.weight@{shard}/2,{tensor}/2",

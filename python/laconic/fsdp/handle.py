@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
 from ..core import errors
 from ..core.errors import LaconicError
 from ..ddp.handle import Handle
@@ -97,7 +95,7 @@ class ShardedHandle(Handle):
         parameters = self._opened.parameters
         groups = [{"module": unit.module, "parameters": [parameters.ours[i][0] for i in unit.indices if i is not None],
                    "elements": sum(parameters.counts[i] for i in unit.indices if i is not None)} for unit in hook.units]
-        return {**explained, "replicas": dist.get_process_group_ranks(self._opened.group), "shards": self.shards, "groups": groups,
+        return {**explained, "replicas": list(self._opened.shards.replica_ranks), "shards": self.shards, "groups": groups,
                 "overlap": {"overlapped": hook.overlapped, "inline": sum(hook.inline.values()), "why": dict(hook.inline)}}
 
     def state_dict(self) -> dict:

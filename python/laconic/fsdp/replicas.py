@@ -97,25 +97,19 @@ def _axes_of(units: list, replicas: list[int]) -> list:
 
 class Shards:
     """The other ranks of a replica. Messages are exchanged along one axis after the other, every axis that is not replicated; then they have
-    reached all ranks."""
+    reached all ranks.
+
+    Attributes, which outlive the groups: `replica_ranks`; `ranks`, that hold a replica together with this one; `count`, on the longest axis; `first`,
+    whether this rank is the first on every axis: it logs for its replica."""
 
     def __init__(self, units: list, replicas):
         self.replicas = replicas
-        self._axes = _axes_of(units, dist.get_process_group_ranks(replicas))
+        self.replica_ranks = dist.get_process_group_ranks(replicas)
+        self._axes = _axes_of(units, self.replica_ranks)
         self._lines: list = []  # the groups for host tensors
-
-    @property
-    def first(self) -> bool:
-        """Whether this rank is the first on every axis; it logs for its replica."""
-        return all(dist.get_rank(g) == 0 for g in self._axes)
-
-    @property
-    def count(self) -> int:
-        return max((dist.get_world_size(g) for g in self._axes), default=1)
-
-    @property
-    def ranks(self) -> list[int]:
-        return sorted({rank for g in self._axes for rank in dist.get_process_group_ranks(g)} or {dist.get_rank()})
+        self.first = all(dist.get_rank(g) == 0 for g in self._axes)
+        self.count = max((dist.get_world_size(g) for g in self._axes), default=1)
+        self.ranks = sorted({rank for g in self._axes for rank in dist.get_process_group_ranks(g)} or {dist.get_rank()})
 
     # ---- attach -----------------------------------------------------------------------------------------------------------------
 
