@@ -22,6 +22,7 @@ EQUAL = {
     "2 replicas of 2 shards": {},
     "4 replicas of 1 shard": {"shape": (4, 1)},
     "1 replica of 4 shards": {"shape": (1, 4)},
+    "a 1-D mesh": {"way": "1d"},
     "named dimensions of a mesh": {"way": "dims", "kind": "Square"},
     "replicate()": {"way": "replicate", "shape": (4, 1), "unused": True},
     "two groups in a module": {"kind": "Experts"},
@@ -47,7 +48,7 @@ EQUAL = {
 
 @pytest.mark.parametrize("case", EQUAL)
 def test_none_equals_native_bit_for_bit(four, case):
-    native = four.run(sharding.train, spec=None, **EQUAL[case])
+    native = four.run(sharding.train, spec=None, **{**EQUAL[case], **({"way": "2d"} if case == "a 1-D mesh" else {})})
     ours = four.run(sharding.train, spec="none", **{**EQUAL[case], "unused": False})
     for (expected, _, _), (found, explained, stats) in zip(native, ours):
         assert found == expected
