@@ -53,9 +53,9 @@ class Way(turns.Way):
         return sent
 
     def found(self) -> dict:
-        stats = {} if self._handle is None else self._handle.stats()
+        seen = {} if self._handle is None else {**self._handle.explain(), **self._handle.stats()}
         return {"seconds": statistics.median(self.times), "port": self.sent,
-                **{key: stats[key] for key in ("residual_bytes", "port_ratio", "node_seconds", "wire_bytes") if key in stats}}
+                **{key: seen[key] for key in ("residual_bytes", "exchange_bytes", "port_ratio", "node_seconds", "wire_bytes", "nodes") if key in seen}}
 
     def close(self) -> None:
         if self._handle is not None:

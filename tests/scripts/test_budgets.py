@@ -477,7 +477,7 @@ def test_section_shell_stops_at_first_error(checkout):
     assert "It ran: tsan. Failed: nothing." in written and re.search(r"^\| `tsan` \| 20\S+ \| unknown \| 0 \| 0:00 \| passed \|$", written, re.M)
 
 
-def test_what_failed_is_repeated_at_the_end(checkout):
+def test_failures_are_repeated_at_the_end(checkout):
     status, out = checkout("section_layers() { echo 'FAILED a.py::test_b - assert'; seq 100; echo '1 failed'; return 1; }", "layers")
     assert status == 1 and out.count("FAILED a.py::test_b") == 2
     assert out.endswith("""\nlayers:
