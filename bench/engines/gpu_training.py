@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from bench.lib.models import load
+from bench.lib.optimizers import optimizer_for
 
 HIDDEN = (3500, 3500, 3500)
 WARM = 20
@@ -48,7 +49,7 @@ def train(spec: str, steps: int, device: torch.device) -> dict:
     data = kind.data(None)
     ddp = DistributedDataParallel(kind.build(data).to(device), device_ids=[device.index])
     handle = None if spec == PLAIN else laconic.attach(ddp, spec, quiet=True)
-    optimizer, times = kind.optimizer(ddp.parameters()), []
+    optimizer, times = optimizer_for(kind, ddp.parameters(), spec), []
     batches = data.batches(kind.BATCH, 0, dist.get_rank(), dist.get_world_size())
     for _ in range(steps):
         batch = [part.to(device) for part in next(batches)]

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from bench.lib import servers, zeros
 from bench.lib.labels import BASELINES
+from bench.lib.optimizers import optimizer_for
 
 BUCKET_MB = 25  # above any model's size, and given explicitly: one bucket
 POWERSGD_START, POWERSGD_RANK = 2, 4
@@ -72,7 +73,7 @@ class Trainer:
         self.kind, self.spec, self.data, self.steps, self.step = kind, spec, data, steps, 0
         torch.manual_seed(seed)
         self.model = DistributedDataParallel(kind.build(data), bucket_cap_mb=BUCKET_MB)
-        self.optimizer = kind.optimizer(self.model.parameters())
+        self.optimizer = optimizer_for(kind, self.model.parameters(), "none" if spec == zeros.SPEC else spec)
         self.handle = None
         self.zeros = zeros.Zeros() if spec == zeros.SPEC else None
         self.batches = data.batches(kind.BATCH, seed, rank, world)

@@ -221,3 +221,51 @@ def test_explain_warns_adam_of_second_encoding(kind, strategy, spec, says):
     assert units.second_leg(explained) is None, "nothing is followed"
     units.follow(getattr(torch.optim, kind)(model.parameters(), lr=0.1))
     assert ("gather_all" in (units.second_leg(explained) or "")) == says
+
+
+@pytest.mark.parametrize(("spec", "kind", "settings", "says"), [
+    ("dgc:ratio=0.05", "SGD", {"momentum": 0.9}, "dgc:ratio=0.05 keeps momentum, and SGD has momentum=0.9"),
+    ("topk+momentum", "RMSprop", {"momentum": 0.5}, "keeps momentum, and RMSprop has momentum=0.5"),
+    ("signum", "AdamW", {}, "signum keeps a running mean, and AdamW has betas=(0.9, 0.999)"),
+    ("dgc", "SGD", {}, None), ("dgc", "Adam", {"betas": (0.0, 0.999)}, None), ("dgc", "RMSprop", {}, None), ("dgc", "Adagrad", {}, None),
+    ("dgc+noef", "SGD", {"momentum": 0.9}, None), ("topk", "SGD", {"momentum": 0.9}, None), ("int8", "AdamW", {}, None)])
+def test_momentum_is_twice_where_codec_and_optimizer_keep_it(spec, kind, settings, says):
+    model = torch.nn.Linear(3, 2)
+    units = Units([(name, p) for name, p in model.named_parameters()], None, None)
+    explained = {"parameters": [{"name": "weight", "codec": spec}, {"name": "bias", "codec": "none"}]}
+
+    def told(parameters):
+        return units.momentum_twice(getattr(torch.optim, kind)(parameters, lr=0.1, **settings), explained)
+
+    assert (says in told(model.parameters())) if says else told(model.parameters()) is None
+    assert told([model.bias]) is None, "the codec of this parameter keeps nothing"
+    assert told(torch.nn.Linear(3, 2).parameters()) is None, "another model's"
+
+
+def _warned(spec, rules=None):
+    """What follow() and check_momentum() log of an optimizer with momentum, and of one without."""
+    import contextlib
+    import io
+
+    import torch.distributed as dist
+
+    ddp, handle, _ = training.build(dist.group.WORLD, spec, attach_options={} if rules is None else {"rules": rules})
+    stream = io.StringIO()
+    with contextlib.redirect_stderr(stream):
+        handle.follow(torch.optim.SGD(ddp.parameters(), lr=0.1))
+        quiet = stream.getvalue()
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            handle.follow(optimizer)
+            handle.check_momentum(optimizer)
+    handle.close()
+    return quiet, stream.getvalue().splitlines()
+
+
+def test_follow_warns_once_of_momentum_kept_twice(pools):
+    (quiet, lines), (_, other) = pools(2).run(_warned, spec="dgc:ratio=0.05")
+    assert not quiet and not other
+    assert len(lines) == 1 and "dgc:ratio=0.05 keeps momentum, and SGD has momentum=0.9" in lines[0]
+    assert pools(2).run(_warned, spec="topk:ratio=0.05") == [("", [])] * 2
+    of_a_rule = pools(2).run(_warned, spec="topk:ratio=0.05", rules=[{"match": "hidden.weight", "spec": "signum"}])[0][1]
+    assert len(of_a_rule) == 1 and "signum keeps a running mean" in of_a_rule[0]

@@ -140,6 +140,16 @@ def test_resumed_trainer_with_outer_steps_equals_uninterrupted(pools, tmp_path, 
     assert resumed[1]["step"] == 9
 
 
+def test_callbacks_warn_of_momentum_kept_twice(pools, tmp_path):
+    """The stand-ins' SGD has momentum."""
+    for run in (hf, fit_once):
+        found = pools(2).run(run, spec="dgc:ratio=0.05", folder=tmp_path, until=1)
+        warned = [[line for line in outcome["lines"] if "twice" in line] for outcome in found]
+        assert len(warned[0]) == 1 and not warned[1]
+        assert "dgc:ratio=0.05 keeps momentum, and SGD has momentum=0.9" in warned[0][0]
+        assert not any("twice" in line for outcome in pools(2).run(run, spec="3lc", folder=tmp_path, until=1) for line in outcome["lines"])
+
+
 def lose(folder):
     (folder / "checkpoint-4" / "laconic-rank-1.pt").unlink()
 
@@ -379,6 +389,13 @@ class Fit:
         self.callback.on_train_end(self, self.net)
         self.strategy.model = self.net
         return digest(self.net)
+
+
+def fit_once(spec, folder, until):
+    _, lightning = callbacks()
+    with said() as lines:
+        Fit(model(), lightning.LaconicCallback(spec, **OPTIONS)).fit(until)
+    return {"lines": lines}
 
 
 def fitted(folder, name="4.ckpt", spec="3lc"):

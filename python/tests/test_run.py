@@ -284,7 +284,7 @@ if "attach" in sys.argv:
     import laconic
 
     laconic.attach(ddp, "topk:ratio=0.05", scaler=scaler)
-optimizer = torch.optim.SGD(ddp.parameters(), 0.05)
+optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9 if "momentum" in sys.argv else 0)
 generator = torch.Generator().manual_seed(dist.get_rank())
 for _ in range(6):
     scaler.scale(ddp(torch.randn(4, 80, generator=generator)).square().mean()).backward()
@@ -306,6 +306,13 @@ def test_residuals_follow_grad_scaler_of_script(tmp_path):
     several = with_laconic(script, "two")
     assert same_hash(several) != same_hash(found)
     assert len([line for line in several[0].notices if "has 2 GradScalers: residuals cannot follow a changing scale" in line]) == 1
+
+
+def test_momentum_of_script_and_codec_is_reported(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCALED)
+    lines = [line for one in with_laconic(script, "momentum", spec="dgc:ratio=0.05") for line in one.notices if "twice" in line]
+    assert len(lines) == 1 and "dgc:ratio=0.05 keeps momentum, and SGD has momentum=0.9" in lines[0]
 
 
 def test_module_may_replace_file(script):

@@ -38,5 +38,5 @@ def build(images) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], images.classes))
 
 
-def optimizer(parameters):
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, fused=True)
+def optimizer(parameters, momentum=True):
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9 if momentum else 0.0, fused=True)

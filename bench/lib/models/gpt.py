@@ -50,5 +50,5 @@ def build(_data) -> nn.Module:
     return TinyGPT()
 
 
-def optimizer(parameters):
-    return torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True)
+def optimizer(parameters, momentum=True):
+    return torch.optim.Adam(parameters, lr=LEARNING_RATE, betas=(0.9 if momentum else 0.0, 0.999), fused=True)

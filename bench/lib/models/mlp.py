@@ -25,5 +25,5 @@ def build(_data) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def optimizer(parameters):
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, fused=True)
+def optimizer(parameters, momentum=True):
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9 if momentum else 0.0, fused=True)

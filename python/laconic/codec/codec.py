@@ -200,6 +200,8 @@ class Codec:
         description = json.loads(_lib.lib.laconic_codec_json(self._handle).decode())
         self.name = description["name"]
         self.feedback = description["feedback"]
+        #: what it keeps of gradients: "none", "residual", "ema" or "momentum"
+        self.memory = description["memory"]
         self.contract = description["contract"]
 
     def __repr__(self) -> str:

@@ -326,6 +326,7 @@ class OwnFrames:
         self._method = Method(spec)
         self._instance = self._method.instance()
         self.spec, self.name, self.feedback = self._method.spec, self._method.name, self._method.feedback
+        self.memory = "residual" if self.feedback else "none"
         never = getattr(type(self._instance), "feedback", True) == "never"
         default = "residual" if getattr(type(self._instance), "feedback", True) is True else "none"
         self.contract = {"merge": "none", "feedback": "never" if never else "own", "feedback_default": default != "none", "fused": False,

@@ -34,6 +34,7 @@ class Handle:
         """`hook_of(opened, settings, steps)` returns the hook."""
         self._opened, self.settings, self.steps, self.hook = opened, settings, steps, hook
         self.rank, self.warmup = opened.rank, opened.warmup
+        self._warned: set[str] = set()
 
     @property
     def worker(self) -> Worker:
@@ -117,9 +118,18 @@ class Handle:
         next positive one.
 
         Every rank calls it once before training, with its own optimizer, whose rates are the same on all ranks; with several optimizers,
-        once for each. Rates are part of the saved state.
+        once for each. Rates are part of the saved state. Calls `check_momentum`.
         """
         self.steps.units.follow(optimizer)
+        self.check_momentum(optimizer)
+
+    def check_momentum(self, optimizer) -> None:
+        """Warns, once on rank 0, if the codec of a parameter keeps momentum or a running mean of gradients (`dgc`, `signum`), and this torch
+        optimizer accumulates gradients, too."""
+        twice = self.steps.units.momentum_twice(optimizer, self.explain()) if self.speaks else None
+        if twice is not None and twice not in self._warned:
+            self._warned.add(twice)
+            environment.say(twice, logging.WARNING)
 
     def state_dict(self) -> dict:
         """The state from which this rank continues bit for bit. Residuals differ between ranks: save one state per rank.

@@ -1,13 +1,15 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Loss scales and learning rates, which residuals follow: attach(scaler=), handle.follow(optimizer)."""
+"""Loss scales and learning rates, which residuals follow: attach(scaler=), handle.follow(optimizer); momentum of an optimizer and of a codec."""
 
 from __future__ import annotations
 
 import math
 
+from ..codec.codec import Codec
 from ..core import errors
 
 DIVIDING = {"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta"}  #: optimizers, by the root of squares or the like
+MEMORIES = {"momentum": "keeps momentum", "ema": "keeps a running mean"}  #: of codecs: what accumulates gradients
 
 
 class Units:
@@ -42,6 +44,16 @@ class Units:
         return (f"{dividing[0].__name__} normalizes gradients, and means are encoded a second time: strategy='gather_all' loses "
                 f"about half as much, for {explained['world'] / 2:g} times the bytes; laconic.ShardedOptimizer encodes updates instead of gradients")
 
+    def momentum_twice(self, optimizer, explained: dict) -> str | None:
+        """What is wrong where a parameter's codec accumulates gradients, and the optimizer does so again; None: nothing is."""
+        codecs = {p["name"]: p["codec"] for p in explained["parameters"]}
+        for group in optimizer.param_groups:
+            for spec in dict.fromkeys(codecs.get(self._names.get(id(p))) for p in group["params"] if own_momentum(group)):
+                if spec is not None and (kept := MEMORIES.get(Codec(spec).memory)):
+                    return (f"{spec} {kept}, and {type(optimizer).__name__} has {own_momentum(group)}: gradients are accumulated twice; "
+                            "train with plain SGD, or with a spec that keeps neither")
+        return None
+
     def _listed(self, optimizer) -> list:
         return [(len(g["params"]), [self._names[id(p)] for p in g["params"] if id(p) in self._names]) for g in optimizer.param_groups]
 
@@ -60,6 +72,14 @@ class Units:
             for group, (_, names) in zip(groups, listed):
                 rates.update(dict.fromkeys(names, float(group["lr"])))
         return rates
+
+
+def own_momentum(group: dict) -> str | None:
+    """The setting by which an optimizer with this group of parameters accumulates gradients."""
+    momentum, betas = group.get("momentum"), group.get("betas")
+    if isinstance(momentum, (int, float)) and momentum:
+        return f"momentum={momentum:g}"
+    return f"betas={tuple(betas)}" if isinstance(betas, (tuple, list)) and betas and betas[0] else None
 
 
 def usable(rate: float) -> bool:

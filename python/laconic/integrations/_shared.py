@@ -14,7 +14,7 @@ from ..api.attach import attach as attach_model
 from ..api.attach import handle_of, sharded_in
 from ..core import environment
 from ..core.errors import LaconicError
-from ..ddp.handle import PassThrough
+from ..ddp.handle import Handle, PassThrough
 from ..engines.group import listed
 from ..exchange import files
 from ..exchange.state import fingerprint
@@ -59,6 +59,16 @@ def attach(model, spec: str | None, options: dict, ours, why: str, every: int | 
     if handle is not ours and spec is not None and spec != handle.spec and not isinstance(handle, PassThrough):
         say_once(f"this model is already attached with {handle.spec}; {spec} of LaconicCallback is not used")
     return handle
+
+
+def check_momentum(handle, optimizers) -> None:
+    """Handle.check_momentum, of each optimizer in a framework's wrapper."""
+    from ..outer.model import unwrapped
+
+    if isinstance(handle, Handle):
+        for optimizer in optimizers:
+            if getattr(optimizer, "param_groups", None):
+                handle.check_momentum(unwrapped(optimizer))
 
 
 #: wrapper → its OuterStep, with what belongs to it

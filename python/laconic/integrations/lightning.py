@@ -65,6 +65,7 @@ class LaconicCallback(_base()):
         options = {"scaler": getattr(trainer.precision_plugin, "scaler", None), **self.options}
         why = f"this version exchanges gradients of DDP and of FSDP2, and the strategy is a {type(strategy).__name__}"
         self.handle = _shared.attach(wrapper, self.spec, options, self.handle, why, self.every, next(iter(trainer.optimizers), None) if self.every is not None else None)
+        _shared.check_momentum(self.handle, trainer.optimizers)
         if not _shared.keeps_state(self.handle):
             return
         _follow(strategy, self)

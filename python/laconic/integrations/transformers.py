@@ -52,6 +52,7 @@ class LaconicCallback(TrainerCallback):
         why = "" if wrapper is not None else _why(args, model)
         self.handle = _shared.attach(model if wrapper is None else wrapper, self.spec, options, self.handle, why, self.every, optimizer)
         self._wrapper = _no_wrapper if wrapper is None else weakref.ref(wrapper)
+        _shared.check_momentum(self.handle, [optimizer])
         if not _shared.keeps_state(self.handle):
             return
         if state.global_step > 0:

@@ -91,7 +91,7 @@ class Process:
     def __init__(self, starter: bool = False):
         self.starter = starter  # the user started it, and none above it is under laconic.run
         self.rank: int | None = None  # in the default group, of which the process is or was a member
-        self.optimizers = False
+        self.optimizers: list[weakref.ref] = []  # torch's, that were made here
         self.watches_steps = False  # of optimizers, under --every
         self.scalers: weakref.WeakSet = weakref.WeakSet()  # torch's GradScalers
         self.constructed = 0  # wrappers that were made here
@@ -245,8 +245,8 @@ def _joined(*_) -> None:
     _end_with_a_word()
 
 
-def _note_optimizer(_) -> None:
-    _process.optimizers = True
+def _note_optimizer(optimizer) -> None:
+    _process.optimizers.append(weakref.ref(optimizer))
 
 
 def _note_scaler(scaler) -> None:
@@ -398,6 +398,8 @@ def _attach(model: Model, wrapper, options, group) -> None:
                     small_elements=options.small_elements, threads=options.threads, warmup=options.warmup, scaler=_scaler(group),
                     rules=options.rules, control=options.control, record=_next_record(options), aggregator=options.aggregator,
                     token=options.token, quorum=options.quorum, deadline_ms=options.deadline_ms, auth=options.auth, multicast=options.multicast, nodes=options.nodes)
+    for optimizer in filter(None, (made() for made in _process.optimizers)):
+        handle.check_momentum(optimizer)
     model.attached(handle, options.summary)
     _process.models.append(model)
     _end_with_a_word()
