@@ -152,7 +152,7 @@ std::optional<Moments> moments_of(std::span<const float> x, Law law, double* uni
   Arena scratch;
   if (!scratch.reserve(Exceedances::scratch_bytes(x.size(), 1))) return {};
   const Work work{{}, scratch.bytes(), best_isa(), nullptr};
-  Exceedances exceedances(x.data(), x.size(), 1, law, work);
+  Exceedances exceedances({x.data(), nullptr}, x.size(), 1, law, work);
   const Moments all = exceedances.all();
   *unit = exceedances.unit();
   return all;

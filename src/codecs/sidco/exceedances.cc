@@ -79,9 +79,10 @@ uint64_t Exceedances::scratch_bytes(uint64_t n, uint64_t wanted) noexcept {
          ceil_div(n, kMomentsChunk) * sizeof(ChunkMoments) + sample_bytes(n, wanted);
 }
 
-Exceedances::Exceedances(const float* x, uint64_t n, uint64_t wanted, Law law,
+Exceedances::Exceedances(Source from, uint64_t n, uint64_t wanted, Law law,
                          const Work& work) noexcept
-    : x_(x),
+    : from_(from),
+      x_(from.values),
       n_(n),
       capacity_(capacity_of(n, wanted)),
       law_(law),
@@ -205,7 +206,8 @@ void Exceedances::expect_about(uint64_t wanted) {
 
 void Exceedances::collect(uint32_t floor) {
   ++passes_;
-  list_.collect(x_, floor, work_, next_pass());
+  // The pass that adds what is left of sums goes backward.
+  list_.collect(from_, floor, work_, from_.residual == nullptr ? next_pass() : Pass::forward);
   has_list_ = list_.complete();
 }
 

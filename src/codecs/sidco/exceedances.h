@@ -26,7 +26,8 @@ struct Threshold {
 class Exceedances {
  public:
   [[nodiscard]] static uint64_t scratch_bytes(uint64_t n, uint64_t wanted) noexcept;
-  Exceedances(const float* x, uint64_t n, uint64_t wanted, Law law, const Work& work) noexcept;
+  /// Of sums with a residual, count() alone can be asked about, and what it lists be written.
+  Exceedances(Source from, uint64_t n, uint64_t wanted, Law law, const Work& work) noexcept;
 
   /// Moments of all non-zero magnitudes, divided by unit(); called first.
   Moments all();
@@ -71,6 +72,7 @@ class Exceedances {
   Pass next_pass() noexcept;
   Moments moments_of(const Totals& t, double shift) const;
 
+  Source from_;
   const float* x_;
   uint64_t n_;
   uint64_t capacity_;

@@ -144,6 +144,19 @@ Selection corrected(Exceedances& unit, Selection s, uint64_t k, uint64_t nonzero
   return s;
 }
 
+// A fit reads the sums several times: they are written first.
+Encoded encode_written_sums(const Call<Sidco::Params>& call, Source source, MutBytes out,
+                            Trace& trace) {
+  const uint64_t n = call.unit.count;
+  if (!sums_within(source, n, std::numeric_limits<float>::max(), call.work)) return {0, false};
+  leave_rest(source, n, {}, call.work);
+  auto again = call;
+  if (keeps_threshold(*call.params)) again.state = {};  // the last threshold was tried
+  const Encoded sent = sidco::encode_traced(again, {source.residual, nullptr}, out, trace);
+  take_out_sparse(set_of({out.data(), out.size()}, n), n, call.work, source.residual);
+  return sent;
+}
+
 }  // namespace
 
 Contract Sidco::contract(const Params&) {
@@ -154,6 +167,7 @@ Contract Sidco::contract(const Params&) {
   c.max_count = kMaxSparseCount;
   c.memory_default = MemoryKind::residual;
   c.memories = memory_set(MemoryKind::residual, MemoryKind::momentum);
+  c.fused = true;
   c.exact_size = false;
   c.checks_finite = true;
   return c;
@@ -198,7 +212,7 @@ Encoded sidco::encode_traced(const Call<Sidco::Params>& call, Source source, Mut
   if (n == 0) return send(0, [](SparseWriter&) {});
 
   trace.wanted = k;
-  Exceedances exceedances(source.values, n, k, law, call.work);
+  Exceedances exceedances(source, n, k, law, call.work);
   const auto send_above = [&](Threshold eta, uint64_t count) {
     const Encoded sent = send(count, [&](SparseWriter& w) { exceedances.write_above(eta, w); });
     trace.memory_passes = exceedances.passes();
@@ -218,10 +232,13 @@ Encoded sidco::encode_traced(const Call<Sidco::Params>& call, Source source, Mut
       trace.fitted = count;
       Encoded sent = in_band(count, k) ? send_above(last, count) : send_largest(k);
       // As integers, NaN and infinity are the largest magnitudes: any of them was selected.
-      sent.finite = values_finite(set_of({out.data(), out.size()}, n));
+      const SparseView set = set_of({out.data(), out.size()}, n);
+      sent.finite = values_finite(set);
+      if (source.residual != nullptr && sent.finite) leave_rest(source, n, set, call.work);
       return sent;
     }
   }
+  if (source.residual != nullptr) return encode_written_sums(call, source, out, trace);
   const Moments all = exceedances.all();
   if (exceedances.max_key() >= kernels::magnitude_key(kInfinity)) return {0, false};
   trace.unit = exceedances.unit();

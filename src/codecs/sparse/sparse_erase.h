@@ -17,4 +17,10 @@ void take_out_sparse(const SparseView& set, uint64_t n, const Work& work, float*
 void take_out_range(const SparseView& set, uint64_t begin, uint64_t end, Isa isa,
                     float* values) noexcept;
 
+/// Whether no sum of values and residual exceeds `most` in magnitude, or is NaN.
+[[nodiscard]] bool sums_within(Source source, uint64_t n, float most, const Work& work) noexcept;
+
+/// residual += values, less what was sent.
+void leave_rest(Source source, uint64_t n, const SparseView& sent, const Work& work) noexcept;
+
 }  // namespace laconic::codecs

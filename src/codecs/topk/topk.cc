@@ -2,7 +2,6 @@
 #include "codecs/topk/topk.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -10,7 +9,6 @@
 #include "codecs/sparse/sparse_erase.h"
 #include "codecs/sparse/sparse_payload.h"
 #include "codecs/sparse/sparse_select.h"
-#include "kernels/core/basic.h"
 #include "kernels/sparse/select.h"
 
 namespace laconic::codecs {
@@ -80,9 +78,6 @@ struct Finder {
   }
 };
 
-// A thread's share, as in the pipeline.
-constexpr uint64_t kSlice = uint64_t{1} << 16;
-
 DType type_of(const TopK::Params& p) {
   return p.values == TopK::Values::f32 ? DType::f32 : DType::bf16;
 }
@@ -114,28 +109,6 @@ Encoded encode_values(Finder& finder, Work& work, DType type, MutBytes out) {
   return finished(writer, sparse_view(out, k, n, type), n);
 }
 
-bool sums_finite(Source source, uint64_t n, DType type, Work& work) {
-  const auto& kernels = kernels::basic_kernels(work.isa);
-  std::atomic<bool> finite{true};
-  for_slices(work.pool, n, kSlice, [&](uint64_t begin, uint64_t end) {
-    const float most =
-        kernels.max_abs_sum(source.values + begin, source.residual + begin, end - begin);
-    if (!(most <= largest_of(type))) finite.store(false, std::memory_order_relaxed);
-  });
-  return finite.load(std::memory_order_relaxed);
-}
-
-// residual += values, less what was sent.
-void leave_rest(Source source, uint64_t n, const SparseView& sent, Work& work) {
-  const auto& kernels = kernels::basic_kernels(work.isa);
-  const auto leave = [&](uint64_t begin, uint64_t end) {
-    kernels.add(source.residual + begin, source.values + begin, end - begin);
-    take_out_range(sent, begin, end, work.isa, source.residual);
-  };
-  // The pass that read the sums left their ends in the cache.
-  for_slices(work.pool, n, kSlice, leave, Pass::backward);
-}
-
 // For large units the top-k of values + residual is found without writing the sums; these are
 // written once all are known to be finite.
 Encoded encode_sums(Finder& finder, Source source, Work& work, DType type, MutBytes out) {
@@ -149,7 +122,7 @@ Encoded encode_sums(Finder& finder, Source source, Work& work, DType type, MutBy
     if (encoded.finite) leave_rest(source, n, sent, work);
     return encoded;
   }
-  if (!sums_finite(source, n, type, work)) return {0, false};
+  if (!sums_within(source, n, largest_of(type), work)) return {0, false};
   leave_rest(source, n, {}, work);
   finder.from = {source.residual, nullptr};
   encoded = encode_values(finder, work, type, out);

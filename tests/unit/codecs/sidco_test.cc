@@ -236,6 +236,59 @@ TEST(SidcoTest, NonFiniteIsFoundAtLastThreshold) {
   }
 }
 
+// Through calls that begin at the last threshold, and others that fit.
+TEST(SidcoTest, SumsWithResidualAreEncodedLikeValues) {
+  ThreadPool three(3);
+  for (const uint64_t n : {100U, 65537U, 150001U}) {
+    for (const Mode mode : {Mode::fixed, Mode::faithful}) {
+      Driver d;
+      d.params.ratio = 0.01;
+      d.params.mode = static_cast<uint8_t>(mode);
+      const Unit unit = vector_unit(n);
+      d.state.assign(Sidco::plan(d.params, unit, 1).state_floats, 0.0F);
+      Sidco::init(d.params, unit, d.place, d.state);
+      const float scales[] = {1, 1.02F, 1.3F, 0.2F, 0.2F, 40};
+      for (uint64_t step = 0; step < std::size(scales); ++step) {
+        const std::vector<float> residual = draw(Shape::layered, n, 100 + step);
+        std::vector<float> x = draw(Shape::heavy, n, step), sum(n);
+        for (uint64_t i = 0; i < n; ++i) x[i] = i % 500 == 7 ? -residual[i] : x[i] * scales[step];
+        std::transform(x.begin(), x.end(), residual.begin(), sum.begin(), std::plus<>());
+        const std::vector<uint8_t> wanted = d.encode(sum);
+        std::vector<float> rest = sum;
+        const Term own{wanted, -1.0F};
+        d.decode({&own, 1}, unit, {rest.data(), true});
+        for (const Isa isa : available_isas()) {
+          Driver other = d;
+          other.isa = isa;
+          other.pool = isa == best_isa() ? &three : nullptr;
+          std::vector<float> e = residual;
+          ASSERT_EQ(other.encode_sum(x, &e), wanted) << n << ", step " << step;
+          ASSERT_EQ(e, rest) << n << ", step " << step;
+        }
+        Work none;
+        Sidco::commit({&d.params, d.state, unit, d.place, 0, none}, d.state, wanted, {}, 1);
+      }
+    }
+  }
+}
+
+TEST(SidcoTest, NonFiniteSumsChangeNothing) {
+  const uint64_t n = 70001;
+  const std::vector<float> before = draw(Shape::laplace, n, 2);
+  for (const float last : {0.0F, 1e-3F, 8.0F, 1e9F}) {  // none, too low, about right, too high
+    for (const float bad : {std::nanf(""), INFINITY, -INFINITY, 3e38F}) {
+      Driver d;
+      d.state.assign(1, last);
+      std::vector<float> x = draw(Shape::laplace, n, 3), e = before;
+      x[n / 3] = bad;
+      if (bad == 3e38F) e[n / 3] = bad;  // overflows
+      const std::vector<float> kept = e;
+      EXPECT_TRUE(d.encode_sum(x, &e).empty()) << last << ", " << bad;
+      EXPECT_EQ(e, kept) << last << ", " << bad;
+    }
+  }
+}
+
 // ---- quality gates ----
 
 TEST(SidcoTest, GuardKeepsTheCountWithinTwentyPercent) {
@@ -414,7 +467,7 @@ TEST(SidcoTest, ListAndMemoryGiveSameMoments) {
   for (const Law law : {Law::exponential, Law::pareto}) {
     const LentMemory scratch(sidco::Exceedances::scratch_bytes(x.size(), x.size()));
     const Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
-    sidco::Exceedances memory(x.data(), x.size(), x.size(), law, work);
+    sidco::Exceedances memory({x.data(), nullptr}, x.size(), x.size(), law, work);
     (void)memory.all();
     double low_memory = 0;
     const sidco::Moments a = memory.above(eta, &low_memory);
@@ -438,7 +491,7 @@ TEST(SidcoTest, RefinementChangesNoCount) {
   for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
     const LentMemory scratch(sidco::Exceedances::scratch_bytes(x.size(), wanted));
     const Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), threads};
-    sidco::Exceedances unit(x.data(), x.size(), wanted, Law::exponential, work);
+    sidco::Exceedances unit({x.data(), nullptr}, x.size(), wanted, Law::exponential, work);
     (void)unit.all();
     unit.expect_about(wanted);
     std::vector<float> sorted(x.size());
