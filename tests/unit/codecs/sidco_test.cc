@@ -275,7 +275,17 @@ TEST(SidcoTest, SumsWithResidualAreEncodedLikeValues) {
 TEST(SidcoTest, NonFiniteSumsChangeNothing) {
   const uint64_t n = 70001;
   const std::vector<float> before = draw(Shape::laplace, n, 2);
-  for (const float last : {0.0F, 1e-3F, 8.0F, 1e9F}) {  // none, too low, about right, too high
+  Driver fitting;
+  const Unit unit = vector_unit(n);
+  fitting.state.assign(1, 0.0F);
+  std::vector<float> good = before;
+  const std::vector<uint8_t> sums = fitting.encode_sum(draw(Shape::laplace, n, 3), &good);
+  Work none;
+  Sidco::commit({&fitting.params, fitting.state, unit, fitting.place, 0, none}, fitting.state, sums,
+                {}, 1);
+  const float right = fitting.state[0];
+  ASSERT_GT(right, 0);
+  for (const float last : {0.0F, right, 0.7F * right, right / 100, 100 * right}) {
     for (const float bad : {std::nanf(""), INFINITY, -INFINITY, 3e38F}) {
       Driver d;
       d.state.assign(1, last);
