@@ -33,7 +33,7 @@ STEPS = {"mlp": 200, "cnn": 150, "lstm": 150, "gpt": 150}
 EVERY = 10
 ALLOWED = 1.0  # points
 #: of the model's own learning rate, tried for codecs that vote: with SGD a sign is far larger than a gradient, with Adam it is not
-FACTORS = {"mlp": (0.0003, 0.001, 0.003, 0.01, 0.03), "cnn": (0.0003, 0.001, 0.003, 0.01, 0.03), "lstm": (0.1, 0.3, 1.0, 3.0),
+FACTORS = {"mlp": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1), "cnn": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1), "lstm": (0.1, 0.3, 1.0, 3.0),
            "gpt": (0.1, 0.3, 1.0, 3.0)}
 
 
