@@ -71,7 +71,7 @@ def test_runs_cover_every_codec_model_and_seed(here):
     assert sum(cell is None for _, _, cell in found) == 3 * 4  # of signsgd, whose rates are not known
     cells = [cell for _, _, cell in found if cell is not None]
     assert len({cell.path for cell in cells}) == len(cells) and {cell.seed for cell in cells} == {0, 1, 2}
-    assert len(qualities.tuning(NAMES)) == 5 + 5 + 4 + 4
+    assert len(qualities.tuning(NAMES)) == 6 + 6 + 4 + 4
     assert {cell.seed for cell in qualities.tuning(NAMES)} == {100}  # no seed of the comparison
 
 
@@ -92,7 +92,7 @@ def test_qualities_and_rates_are_published(here):
                                "9.00 ± 1.00 (+0.00)"]
     assert table["`topk`"][2:] == ["**93.1 ± 0.1 (-2.0)**"] * 2 + ["**12.00 ± 1.00 (-3.00)**"] * 2
     assert table["`signsgd` †"][2:] == ["95.1 ± 0.1 (+0.0)", "95.1 ± 0.1 (+0.0)", "**failed, 3 of 3**", "9.00 ± 1.00 (+0.00)"]
-    assert found["rates"]["rows"][0] == ["`signsgd`", "mlp", "3e-05: 86.5, 0.0001: 87.7, 0.0003: 88.8, 0.001: 90.0, 0.003: 88.9", 0.001]
+    assert found["rates"]["rows"][0] == ["`signsgd`", "mlp", "3e-05: 86.5, 0.0001: 87.7, 0.0003: 88.8, 0.001: 90.0, 0.003: 88.9, 0.01: 87.7", 0.001]
 
 
 def test_runs_continue_and_missing_ones_are_reported(here, monkeypatch, capsys):
