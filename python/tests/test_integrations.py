@@ -360,7 +360,7 @@ class Fit:
 
     def __init__(self, net, callback):
         self.net, self.callback, self.step = net, callback, 0
-        self.strategy, self.precision_plugin, self.ckpt_path = Strategy(net), types.SimpleNamespace(), None
+        self.strategy, self.precision_plugin, self.ckpt_path, self.optimizers = Strategy(net), types.SimpleNamespace(), None, []
 
     def save(self, path, weights_only=False):
         checkpoint = {"model": self.net.state_dict(), "step": self.step}
