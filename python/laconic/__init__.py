@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 4 -m laconic.run --spec "topk:ratio=0.01" train.py
     optimizer = laconic.ShardedOptimizer(model, torch.optim.AdamW, push="3lc", pull="3lc", lr=3e-4)      # in place of DDP
     outer = laconic.OuterStep(model, optimizer, spec="3lc:s=1.5")         # for AdamW: changes of parameters in place of gradients
-    session = laconic.Session("3lc", parameters, engine="mpi")       # NumPy arrays over MPI or Gloo; no torch needed
+    session = laconic.Session("3lc", parameters)                     # NumPy arrays over MPI or Gloo; no torch needed
     frame = laconic.Codec("int8:block=256").encode(array)  # bytes in, bytes out; no torch needed
 """
 

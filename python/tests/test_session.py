@@ -388,7 +388,7 @@ def test_missing_plugin_is_reported(elsewhere, monkeypatch, variable, target, wo
     if variable:
         monkeypatch.setenv(variable, "2")
     with pytest.raises(LaconicError) as caught:
-        laconic.Session("3lc", [("w", 5)])
+        laconic.Session("3lc", [("w", 5)], engine="mpi")
     assert caught.value.name == "unsupported" and words in str(caught.value)
     assert f"there is no lib{target}.so in {elsewhere}" in str(caught.value)
     assert f"scripts/build release {target}" in caught.value.hint
@@ -492,12 +492,12 @@ def test_truncated_plugin_is_refused(tmp_path, part):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"engine": "nccl"}, "one of mpi, gloo, c10d"),
+    ({"engine": "nccl"}, "one of auto, mpi, gloo, c10d"),
     ({"timeout": 0}, "timeout is 0"),
     ({"timeout": "soon"}, "timeout is 'soon'"),
     ({"rank": 0}, "give both or neither"),
-    ({"rendezvous": "file:x"}, "does not accept rendezvous"),
-    ({"group": object()}, "does not accept group"),
+    ({"engine": "mpi", "rendezvous": "file:x"}, "does not accept rendezvous"),
+    ({"engine": "mpi", "group": object()}, "does not accept group"),
     ({"engine": "gloo"}, "needs rank, world and rendezvous"),
     ({"engine": "gloo", "rank": 2, "world": 2, "rendezvous": "file:x"}, "rank is 2"),
 ])

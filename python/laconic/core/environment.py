@@ -26,6 +26,7 @@ KNOWN = {
     "LACONIC_LIBRARY": "path of liblaconic.so",
     "LACONIC_MPI_LIB": "path of the plug-in for MPI, liblaconic_mpi_*.so, instead of the launcher's",
     "LACONIC_GLOO_LIB": "path of the plug-in for Gloo, liblaconic_gloo.so",
+    "LACONIC_PORT": "port at which rank 0 listens where the engine is chosen, instead of the launcher's",
     "LACONIC_NCCL_LIB": "path of libnccl.so.2",
     "LACONIC_TRACE": "FILE: a Chrome trace of encoding, network and decoding, per rank",
     "LACONIC_RUN": "set by laconic.run: its options, for the processes that the script starts",

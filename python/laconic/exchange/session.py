@@ -16,21 +16,22 @@ from ..core._checks import U32, U64, whole
 from ..core.errors import LaconicError
 from ..engines import aggregation, plugin
 from ..engines.aggregation import ServerOptions
+from ..engines.alone import Alone
 from ..engines.hosts import Hosts, beyond_ring
-from . import trace
+from . import launched, trace
 from .changes import Changes
 from .csession import ALONE, PART, WINDOW, CSession, Layout, Options
 from .driver import cards_of_all
 from .state import VERSION, check_fields, check_header, check_number, check_seal, check_version, corrupt, of_one_rank, sealed, unsealed
 
-ENGINES = ("mpi", "gloo", "c10d")
+ENGINES = ("auto", "mpi", "gloo", "c10d")
 TIMEOUT = 1800.0
 
 
 class Session:
     """Averages a model's gradients over all ranks, compressed.
 
-        with laconic.Session("3lc", [("w1", (64, 256)), ("b1", (256,))], engine="mpi") as session:
+        with laconic.Session("3lc", [("w1", (64, 256)), ("b1", (256,))]) as session:
             for step in range(300):
                 gradient[:] = ...              # float32, all parameters, contiguous
                 session.average(step, gradient)
@@ -39,7 +40,7 @@ class Session:
     thread at any time. Attributes: `rank`, `world`, `spec`.
     """
 
-    def __init__(self, spec: str, parameters, engine: str = "mpi", *, seed: int = 0, small_elements: int = 4096,
+    def __init__(self, spec: str, parameters, engine: str = "auto", *, seed: int = 0, small_elements: int = 4096,
                  strategy: str = "auto", down: str | None = None, threads: int = 1, window: int = WINDOW, part: int = PART, timeout: float = TIMEOUT,
                  aggregator: str | None = None, token=None, quorum: float = 1.0, deadline_ms: float = 20.0,
                  auth: str = "header", multicast: bool = False, rules=None, control: str | None = None,
@@ -51,7 +52,8 @@ class Session:
         Args:
             spec: codec and settings, such as "3lc:s=1.5" or "topk:ratio=0.01" (`laconic list`).
             parameters: (name, shape) pairs, in the order of their gradients in the array.
-            engine: "mpi": the processes that mpirun started, or this one alone; "gloo"; "c10d": a process group of torch.
+            engine: "mpi": the processes that mpirun started, or this one alone; "gloo"; "c10d": a process group of torch. "auto": the
+                first that docs/guide/engines.md's table finds started, or this process alone; arguments below decide before it.
             seed: seed for all random streams; must be the same on every rank.
             small_elements: parameters of at most this many elements are sent uncompressed.
             strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum".
@@ -64,7 +66,7 @@ class Session:
             aggregator, token, quorum, deadline_ms, auth, multicast: aggregation servers, as in `laconic.attach`.
             rules, control: parameters with another spec, and the control policy, as in `laconic.attach`.
             record: file in which rank 0 records reports and decisions, as in `laconic.attach`.
-            rank, world: required by "gloo". "mpi" takes them from the launcher and rejects others.
+            rank, world: required by "gloo", unless "auto" has found them. "mpi" takes them from the launcher and rejects others.
             rendezvous: for "gloo": "file:FOLDER", an empty folder that all ranks can access, or "tcp:HOST:PORT", where rank 0 listens.
             interface: for "gloo": name of the network interface.
             group: for "c10d": the process group. Default: the group of all ranks.
@@ -105,6 +107,13 @@ class Session:
         timeout = _seconds(timeout)
         if (rank is None) != (world is None):
             raise errors.error("invalid_argument", f"rank is {rank!r} and world is {world!r}", "give both or neither")
+        place = None
+        if engine == "auto":
+            place = _chosen(rendezvous, group)
+            engine = place.engine
+            if engine == "gloo" and place.host:
+                rank, world = (place.rank, place.world) if rank is None else (rank, world)
+                rendezvous = place.rendezvous()
         if engine != "gloo" and (rendezvous is not None or interface is not None):
             raise errors.error("invalid_argument", f"engine {engine!r} does not accept rendezvous or interface",
                                'they are for engine="gloo"')
@@ -122,9 +131,13 @@ class Session:
             self._engine = plugin.PluginEngine(plugin.gloo_path(), timeout=timeout, **options)
         elif engine == "c10d":
             self._engine = self._open_c10d(group)
+        elif place is not None:
+            self._engine = Alone()
         else:
             raise errors.error("invalid_argument", f"unknown engine {engine!r}", "one of " + ", ".join(ENGINES))
         self.rank, self.world = self._engine.rank, self._engine.world
+        if place is not None and self.rank == 0:
+            environment.say(f"{place}: " + ("one rank" if self.world == 1 else f"{self.world} ranks") + (f" at {rendezvous}" if rendezvous else ""))
 
     def _open_c10d(self, group):
         try:
@@ -384,6 +397,15 @@ class Session:
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------------
+
+
+def _chosen(rendezvous, group) -> launched.Place:
+    """For engine="auto"."""
+    if rendezvous is not None and group is not None:
+        raise errors.error("invalid_argument", "rendezvous and group name two engines", 'rendezvous is for "gloo", group for "c10d"')
+    if rendezvous is not None:
+        return launched.Place("gloo", "rendezvous=")
+    return launched.Place("c10d", "group=") if group is not None else launched.place()
 
 
 def _seconds(timeout) -> float:
