@@ -35,6 +35,10 @@ def __getattr__(name: str):
         from . import outer
 
         return getattr(outer, name)
+    if name in ("jax", "keras"):  # need NumPy
+        import importlib
+
+        return importlib.import_module(f"laconic.{name}")
     raise AttributeError(f"module 'laconic' has no attribute {name!r}")
 
 

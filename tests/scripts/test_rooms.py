@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "laconic"
-TOP = {"__init__", "run", "doctor", "selftest"}
+TOP = {"__init__", "run", "doctor", "selftest", "jax", "keras"}
 
 
 def table():

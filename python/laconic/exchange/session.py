@@ -360,6 +360,14 @@ class Session:
         _lib.check(_lib.lib.laconic_session_state_check(self._session._handle, i, values, len(values)))  # noqa: SLF001
         return values
 
+    def gather_bytes(self, data: bytes) -> bytes:
+        """Every rank's `data`, of the same length on all ranks, in rank order. Collective, between two calls of `average`."""
+        with self._lock:
+            self._check_open()
+            if self._session.broken is not None:
+                raise self._session.broken
+            return (self._engine.inner if isinstance(self._engine, aggregation.AggregatingEngine) else self._engine).gather_bytes(data)
+
     # ---- the end -----------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
