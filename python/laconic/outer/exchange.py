@@ -68,7 +68,7 @@ class Alone:
     def agree(self, settings: dict) -> None:
         """With itself."""
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Has these values."""
 
     def average(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -210,12 +210,12 @@ class Together:
     def gather_texts(self, text: str) -> list[str]:
         return self._worker.gather_texts(text)
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Rank 0's values, bit for bit."""
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        """The source's values, bit for bit."""
         host = tensor.detach().to("cpu").contiguous().view(-1)
         host = host.clone() if host.data_ptr() == tensor.data_ptr() else host
         if host.numel():
-            self._agreed(broadcast, self._worker.engine, host.view(torch.uint8), 0)
+            self._agreed(broadcast, self._worker.engine, host.view(torch.uint8), source)
             with torch.no_grad():
                 tensor.copy_(host.view(tensor.shape))
 

@@ -52,6 +52,12 @@ class Fragment:
         torch._foreach_copy_(self._anchors, self.parameters)  # noqa: SLF001
         self._round_starts()
 
+    @torch.no_grad()
+    def take_anchor(self, anchor: torch.Tensor) -> None:
+        """Other values; parameters keep theirs."""
+        self.anchor.copy_(anchor)
+        self._round_starts()
+
     def _round_starts(self) -> None:
         if self._narrow:
             torch._foreach_copy_([self._starts[i] for i in self._narrow], [self._anchors[i] for i in self._narrow])  # noqa: SLF001

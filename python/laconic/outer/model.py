@@ -69,7 +69,11 @@ class Trained:
             _check(name, p)
         self.names, self.parameters = [name for name, _ in pairs], [p for _, p in pairs]
         self.buffers = [b for _, b in model.named_buffers()]
-        self.stage = stage_for(pairs)
+        self.stage = self.staged()
+
+    def staged(self):
+        """Another stage, for other exchanges."""
+        return stage_for(list(zip(self.names, self.parameters)))
 
     @property
     def float_buffers(self) -> list[torch.Tensor]:

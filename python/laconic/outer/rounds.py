@@ -95,6 +95,7 @@ class Rounds:
     def __init__(self, settings: Settings, parts: list[Part], buffers: list[torch.Tensor]):
         self.settings, self.parts, self.counts = settings, parts, Counts()
         self._buffers = buffers if settings.average_buffers else []
+        self.since = 0  #: number of steps when the exchanges began
 
     @property
     def at_round(self) -> bool:
@@ -144,9 +145,15 @@ class Rounds:
                     failures += self._end(part, 0.0)
         _raise_first(failures)
 
+    def finish(self) -> None:
+        """Ends the rounds that are under way. What a failed one has not delivered is kept."""
+        for part in self.parts:
+            if part.flight is not None:
+                self._end(part, self.settings.alpha)
+
     def _begin(self, part: Part, step: int) -> None:
         part.last = step
-        if part.exchange.world == 1 and self.settings.outer == "average":  # anchor - (anchor - parameter) would round
+        if part.exchange.world == 1 and self.settings.outer == "average" and not part.fragment.kept:  # anchor - (anchor - parameter) would round
             self.counts.rounds += 1
             part.fragment.take_parameters()
             return
@@ -195,7 +202,7 @@ class Rounds:
             if "residual_norm" in stats:
                 stats["residual_norm"] = math.sqrt(sum(s["residual_norm"] ** 2 for s in each))
         world = self.parts[0].exchange.world
-        dense = 4 * sum(part.fragment.elements for part in self.parts) * 2 * (world - 1) // world * counts.inner_steps
+        dense = 4 * sum(part.fragment.elements for part in self.parts) * 2 * (world - 1) // world * (counts.inner_steps - self.since)
         own = {key: value for key, value in dataclasses.asdict(counts).items() if key != "exchange_seconds"}
         return {**stats, **own, "seconds_per_round": counts.exchange_seconds / max(counts.rounds + counts.dropped_rounds, 1),
                 "ratio_to_ddp": dense / stats["wire_bytes"] if stats["wire_bytes"] else 1.0}

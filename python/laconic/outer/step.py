@@ -13,12 +13,11 @@ import torch
 from ..core import environment, errors
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
-from ..engines.group import meet, speaks_for_node
+from ..engines.group import speaks_for_node
 from ..engines.nodes import report_unused
 from ..exchange.csession import PART, WINDOW, Options
-from ..exchange.lane import shared_of
 from ..exchange.state import fingerprint
-from . import exchange, rules, state
+from . import exchange, membership, rules, state
 from .fragment import Fragment
 from .model import Skips, Trained, check_hook, check_optimizer, group_of, keep_gradients_local
 from .rounds import Part, Rounds, Settings, cut
@@ -41,7 +40,8 @@ class OuterStep:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, spec: str | None = None, down: str | None = None,
-                 every: int = 1, outer="average", fragments=1, delay: int = 0, alpha: float = 0.0, warmup: int = 0, group=None, sync_parameters: bool = True, average_buffers: bool = False,
+                 every: int = 1, outer="average", fragments=1, delay: int = 0, alpha: float = 0.0, warmup: int = 0, group=None, join: bool = False, source: int | None = None,
+                 sync_parameters: bool = True, average_buffers: bool = False,
                  on_non_finite: str = "raise", hook: bool = True, scaler=None, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
                  threads: int | str = "auto", window: int = WINDOW, part: int = PART, rules=None, control: str | None = None,
                  record: str | os.PathLike | None = None, quiet: bool = False, **options):
@@ -64,6 +64,9 @@ class OuterStep:
                 taken, which `delay` allows, are kept in any case.
             warmup: for this many first steps, every step is followed by a round (post-local SGD).
             group: the ranks that exchange. Default: the wrapper's group, else all ranks.
+            join: True on a newcomer, while the others call `regroup` with the same group: parameters and buffers, anchor, outer rule and counters
+                are those of `source`, and its residuals are zero.
+            source: of a newcomer, as in `regroup`.
             sync_parameters: True: all ranks start with rank 0's parameters and buffers. False: different parameters are an error.
             average_buffers: buffers of a floating type become their mean in every round, uncompressed.
             on_non_finite: what follows a round in which some rank's change is not finite. All ranks drop it, and parameters return to the
@@ -79,7 +82,8 @@ class OuterStep:
         """
         disabled = environment.disabled()
         settings = Settings(every, outer, fragments, delay, alpha, warmup, bool(sync_parameters), bool(average_buffers), on_non_finite)
-        meeting = refusal = own_group = None
+        call = membership.Call("join" if join else "create", source)
+        refusal = own_group = None
         pieces: list[Fragment] = []
         try:
             own_group = group_of(model, group)
@@ -90,26 +94,24 @@ class OuterStep:
             for run in cut(trained, fragments):
                 pieces.append(Fragment([trained.names[i] for i in run], [trained.parameters[i] for i in run], outer, keeps_own=delay > 0 or alpha > 0))
             check_hook(trained.ddp)
+            refusal = call.refusal() or membership.check_ddp(join and trained.ddp is not None)
         except LaconicError as error:
             refusal = error
-        if own_group is not None:
-            meeting = _meet(own_group, disabled, refusal)
-        elif refusal is not None:
-            raise refusal
+        meeting = membership.met(own_group, disabled, refusal, "join" if join else "create its OuterStep")
         self.spec = "none" if disabled else spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
-        asked = Options(spec=self.spec, keys={} if disabled else options, seed=seed, small_elements=small_elements, strategy=strategy,
-                        down=None if disabled else exchange.way_down(self.spec, strategy, down), threads=threads, window=window, part=part,
-                        rules=[] if disabled else rules, control="" if disabled else control, record=record)
+        self._asked = Options(spec=self.spec, keys={} if disabled else options, seed=seed, small_elements=small_elements, strategy=strategy,
+                              down=None if disabled else exchange.way_down(self.spec, strategy, down), threads=threads, window=window, part=part,
+                              rules=[] if disabled else rules, control="" if disabled else control, record=record)
         self.settings, self._rounds = settings, Rounds(settings, [], trained.float_buffers)
         self.closed = False  #: by close()
+        exchanges = membership.opened(own_group, meeting, self._asked, pieces, trained.stage, disabled)
+        self._rounds.parts += [Part(piece, one) for piece, one in zip(pieces, exchanges)]
         try:
-            for number, piece in enumerate(pieces):
-                self._rounds.parts.append(Part(piece, self._opened(own_group, meeting if number == 0 else None, asked, number, piece)))
-            self._exchange = self._rounds.parts[0].exchange
-            self._begin()
-        except LaconicError:
+            self._begin(call)
+        except RuntimeError as error:
             self._close_exchanges()
-            raise
+            raise membership.failed(error) from error
+        self._of_ddp = trained.ddp is not None
         keep_gradients_local(trained.ddp)
         trained.ddp = None  # it may be collected before its optimizer is
         self._ends: list = []
@@ -119,43 +121,39 @@ class OuterStep:
         if scaler is not None and self.optimizer is not None:
             self._ends.append(Skips(scaler, self.optimizer, lambda: self.step, self.step_skipped).end)
         if self.rank == 0 and not quiet:
-            environment.say(self._describe(disabled))
+            environment.say(_described(settings, self._exchange, disabled))
 
-    def _opened(self, group, meeting, options: Options, number: int, piece: Fragment):
-        """The exchange of a fragment: a session of its own, with streams of its own."""
-        if group is None:
-            return exchange.Alone()
-        record = options.record if number == 0 or options.record is None else f"{options.record}.{number + 1}"
-        return exchange.Together(group, meeting or _meet(group, environment.disabled(), None), self._trained.stage,
-                                 dataclasses.replace(options, seed=options.seed + number, record=record), piece)
+    def _begin(self, call: membership.Call) -> None:
+        """All ranks have the same settings and the same anchor."""
+        trained, one = self._trained, self._exchange
+        if call.what == "join":
+            adoption, _ = membership.received(one, call, self._rounds, trained)
+            adoption.apply(newcomer=True)
+        else:
+            membership.agreed_source(one, call)
+            self._same_parameters()
+            for part in self._rounds.parts:
+                part.fragment.take_parameters()
+        if one.world == 1 or speaks_for_node():
+            environment.report_unknown()
+            report_unused("OuterStep")
 
-    def _begin(self) -> None:
-        """All ranks have the same settings and the same parameters."""
+    def _same_parameters(self) -> None:
         trained = self._trained
         self._exchange.agree({**self.settings.by_name(), "the number of buffers": len(trained.buffers)})
         if self.settings.sync_parameters:
             for tensor in (*trained.parameters, *trained.buffers):
                 self._exchange.broadcast(tensor)
-        else:
-            said = self._exchange.gather_texts(fingerprint(zip(trained.names, trained.parameters)))
-            other = next((rank for rank, text in enumerate(said) if text != said[0]), None)
-            if other is not None:
-                raise errors.error("ranks_disagree", f"the parameters of rank {other} differ from those of rank 0",
-                                   "sync_parameters=True copies those of rank 0 to all ranks")
-        for part in self._rounds.parts:
-            part.fragment.take_parameters()
-        if self._exchange.world == 1 or speaks_for_node():
-            environment.report_unknown()
-            report_unused("OuterStep")
+            return
+        said = self._exchange.gather_texts(fingerprint(zip(trained.names, trained.parameters)))
+        other = next((rank for rank, text in enumerate(said) if text != said[0]), None)
+        if other is not None:
+            raise errors.error("ranks_disagree", f"the parameters of rank {other} differ from those of rank 0",
+                               "sync_parameters=True copies those of rank 0 to all ranks")
 
-    def _describe(self, disabled: bool) -> str:
-        settings = self.settings
-        text = "a round after every step" if settings.every == 1 else f"a round after every {settings.every} steps"
-        if settings.count > 1:
-            text += f", of {settings.count} fragments in turn"
-        if settings.delay:
-            text += f", means up to {settings.delay} steps late"
-        return f"{text}, {rules.named(settings.outer)}: {self._exchange.describe()}" + (f" ({DISABLED})" if disabled else "")
+    @property
+    def _exchange(self):
+        return self._rounds.parts[0].exchange
 
     # ---- training ---------------------------------------------------------------------------------------------------------------------
 
@@ -189,6 +187,40 @@ class OuterStep:
         """
         self._check_open()
         self._rounds.sync()
+        membership.say_goodbye(self._rounds, leaves=False)
+
+    def regroup(self, group, source: int | None = None) -> None:
+        """Goes on with the ranks of another group, after members have come, left or died. Every member of the new group calls it between two
+        steps, or after a failed round, while newcomers create theirs with `join=True`. Rounds under way end first, or are undone.
+
+        All ranks take anchor, outer rule and number of steps of `source`, a rank of the new group; default: the first that is no newcomer. A rank
+        keeps its parameters, and what it has not delivered: its residuals, and those of means that it owned, times the old number of ranks.
+        What codecs keep the same on all ranks starts from the beginning. While it runs, memory for another anchor is taken.
+
+        Raises:
+            LaconicError: on every rank. Some rank did not come within the group's timeout, died, or made another call. This OuterStep has then
+                what it had, and may regroup again, with another group.
+        """
+        self._check_open()
+        call, refusal = membership.Call("regroup", source), None
+        try:
+            group = group_of(None, group)
+            refusal = call.refusal() or membership.check_ddp(self._of_ddp)
+        except LaconicError as error:
+            refusal = error
+        membership.regrouped(group, call, self._asked, self._rounds, self._trained, environment.disabled(), refusal)
+
+    def leave(self) -> None:
+        """Says goodbye, and closes this OuterStep: a round of everything, as `sync()`, which every other rank calls meanwhile. What is left of this rank's
+        residuals goes to them uncompressed, and they deliver it in later rounds. Then they may regroup without this rank.
+
+        Raises:
+            LaconicError: on every rank; the round has failed, and the OuterStep is open.
+        """
+        self._check_open()
+        self._rounds.sync()
+        membership.say_goodbye(self._rounds, leaves=True)
+        self.close()
 
     @contextlib.contextmanager
     def at_anchor(self):
@@ -236,7 +268,7 @@ class OuterStep:
 
         inner_steps, rounds, dropped_rounds (not finite), failed_rounds, skipped_steps (by the GradScaler, on this rank);
         seconds_per_round, of the exchange; exposed_seconds, what optimizer.step() waited in all; ratio_to_ddp: the bytes that
-        DistributedDataParallel would have sent in as many steps, over those sent.
+        DistributedDataParallel would have sent in as many steps, over those sent. Bytes count since the last regroup.
         """
         return self._rounds.stats()
 
@@ -284,15 +316,19 @@ class OuterStep:
         self._close_exchanges()
 
     def _close_exchanges(self) -> None:
-        for part in self._rounds.parts:
-            part.exchange.close()
+        membership.close(part.exchange for part in self._rounds.parts)
 
     def __getstate__(self):
         raise errors.error("unsupported", "an OuterStep cannot be copied or pickled", "save state_dict() instead")
 
 
-def _meet(group, disabled: bool, refusal: LaconicError | None):
-    return meet(group, "create its OuterStep", disabled, refusal, shared_of(group))
+def _described(settings: Settings, one, disabled: bool) -> str:
+    text = "a round after every step" if settings.every == 1 else f"a round after every {settings.every} steps"
+    if settings.count > 1:
+        text += f", of {settings.count} fragments in turn"
+    if settings.delay:
+        text += f", means up to {settings.delay} steps late"
+    return f"{text}, {rules.named(settings.outer)}: {one.describe()}" + (f" ({DISABLED})" if disabled else "")
 
 
 def _called_by_scaler() -> bool:
