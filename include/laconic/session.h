@@ -21,7 +21,7 @@ struct laconic_codec_table;  // laconic/laconic.h
 
 namespace laconic {
 
-/// Must be the same on all ranks, except `threads` and `codecs`.
+/// Must be the same on all ranks, except `threads`, `codecs` and `inside`.
 struct SessionOptions {
   /// Strategy: "auto", "native_sum", "gather_all" or "two_shot". docs/algorithms.md lists the
   /// strategies that each codec supports.
@@ -42,6 +42,12 @@ struct SessionOptions {
   /// counts the bytes that leave a host. The number of ranks: all are on one host, and nothing
   /// leaves it.
   uint32_t ranks_per_host = 1;
+  /// An engine over the ranks of this rank's node, where hosts have several ranks each; the engine
+  /// of create is then that of the ranks with the same place in their nodes. Ranks of a node make
+  /// the mean of their gradients, each of one shard; only shards travel between nodes. Every node
+  /// has as many ranks. Must outlive the session. Null, or of one rank: every rank exchanges the
+  /// whole gradient. Error `unsupported`: aggregation servers, `codecs`, Sharded.
+  Engine* inside = nullptr;
   uint64_t seed = 0;               ///< seed for all random streams
   uint64_t small_elements = 4096;  ///< parameters of at most this size are sent uncompressed
   uint32_t threads = 1;            ///< for encoding and decoding; results do not depend on it

@@ -117,6 +117,7 @@ Result<void> Active::bind(const collective::Options& options, bool steers) {
   if (!made) return std::move(made).error();
   state = *std::move(made);
   if (steers) {
+    heard.reports.reserve(options.world);
     state->set_settings(hash());
     replan_units();
   }

@@ -37,6 +37,12 @@ struct Succession {
   bool begins = false;            ///< no step has begun with what was set last
 };
 
+/// The reports by which control policies decide about a step; none: no exchange has brought any.
+struct HeardStep {
+  uint64_t step = 0;
+  std::vector<control::Report> reports{};
+};
+
 struct Active {
   static Result<std::unique_ptr<Active>> create(std::string_view spec, Asked asked,
                                                 std::vector<collective::Parameter> parameters,
@@ -81,6 +87,7 @@ struct Active {
   Flush flush;
   std::unique_ptr<collective::RankState> state;
   std::optional<Steering> steering;  ///< none: no policy moves anything
+  HeardStep heard;
   collective::Counters counters;
   NormSample norms;
   std::vector<std::unique_ptr<collective::Exchange>> spares;  ///< one per exchange in flight

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "base/concat.h"
 #include "base/hash.h"
@@ -28,7 +29,7 @@ struct Card {
   uint32_t sums;
   uint64_t part;
   uint32_t window;
-  uint32_t records;
+  uint32_t records;  // bit 0: rank 0 writes a record; above: the shard of the node
   uint64_t scales_from;
   std::array<char, 32> version;
   std::array<char, 384> spec;
@@ -88,9 +89,12 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
     return differ(0, r, "the rules", q(text_of(a.rules)), q(text_of(b.rules)));
   if (text_of(a.controls) != text_of(b.controls))
     return differ(0, r, "the control", q(text_of(a.controls)), q(text_of(b.controls)));
-  if (a.records != b.records) {
-    const auto has = [](const Card& card) { return card.records != 0 ? "one" : "none"; };
+  if ((a.records & 1U) != (b.records & 1U)) {
+    const auto has = [](const Card& card) { return (card.records & 1U) != 0 ? "one" : "none"; };
     return differ(0, r, "a record", has(a), has(b));
+  }
+  if (a.records != b.records) {
+    return differ(0, r, "the place in their nodes", n(a.records >> 1U), n(b.records >> 1U));
   }
   if (a.world != b.world) return differ(0, r, "the number of ranks", n(a.world), n(b.world));
   if (b.rank != r) return differ(r, r, "its own rank", n(r), n(b.rank));
@@ -171,12 +175,12 @@ AgreementCard failure_card(const Error& why) noexcept {
   return bytes;
 }
 
-std::optional<Failure> first_failure(Bytes cards) {
+std::optional<Failure> first_failure(Bytes cards, uint64_t stride) {
   std::optional<Failure> first;
   uint32_t same = 0, hearsay = 0;
-  const auto world = static_cast<uint32_t>(cards.size() / kAgreementBytes);
+  const auto world = static_cast<uint32_t>(cards.size() / stride);
   for (uint32_t r = 0; r < world; ++r) {
-    const auto card = load<FailureCard>(cards.data() + r * kAgreementBytes);
+    const auto card = load<FailureCard>(cards.data() + r * stride);
     if (card.magic != kFailureMagic) continue;
     const auto lead = load<FailureCard>(cards.data());
     same += card.code == lead.code && card.message == lead.message && card.hint == lead.hint;
@@ -219,7 +223,7 @@ AgreementCard agreement_card(const Active& mine) {
   card.seed = options.seed;
   card.small_elements = options.small_elements;
   card.window = options.window;
-  card.records = mine.asked.records ? 1 : 0;
+  card.records = (mine.asked.records ? 1U : 0U) | options.node_shard << 1U;
   card.part = options.part;
   card.scales_from = caps.scales_from;
   card.strategy = static_cast<uint32_t>(model.choice().strategy);
@@ -256,6 +260,21 @@ Result<void> check_agreement(Active& mine, Bytes cards) {
     scales_from = std::max(scales_from, card.scales_from);
   }
   mine.model.agree_on_scaling(scales_from);
+  return {};
+}
+
+Result<void> check_node(Bytes cards) {
+  auto first = load<Card>(cards.data());
+  const uint32_t node = std::exchange(first.rank, 0);
+  first.records &= 1U;
+  for (uint32_t r = 0; r < cards.size() / kAgreementBytes; ++r) {
+    auto card = load<Card>(cards.data() + r * kAgreementBytes);
+    card.records &= 1U;
+    const uint32_t theirs = std::exchange(card.rank, r);
+    if (auto same = compare(r, first, card); !same) return same;
+    if (theirs != node)
+      return differ(0, r, "which node they are", std::to_string(node), std::to_string(theirs));
+  }
   return {};
 }
 

@@ -27,14 +27,17 @@ struct Failure {
   Error why;
   bool everybody = false;  ///< all ranks have the same failure
 };
-/// The first failure card; a rank's own failure before one that others observed in it.
-std::optional<Failure> first_failure(Bytes cards);
+/// The first failure card; a rank's own failure before one that others observed in it. `stride`:
+/// bytes from card to card.
+std::optional<Failure> first_failure(Bytes cards, uint64_t stride = kAgreementBytes);
 /// The Error of the failure, with its rank's name, the same on every rank. `what`: the operation
 /// that failed, such as "attach"; if all ranks have the same failure, that failure itself.
 Result<void> check_failures(Bytes cards, std::string_view what = {});
 /// The same message on every rank when they differ. From where engines scale is not compared: the
 /// last of them counts.
 Result<void> check_agreement(Active& mine, Bytes cards);
+/// The same among the ranks of a node, which exchange one shard each.
+Result<void> check_node(Bytes cards);
 /// Takes no memory: where cards agree, every rank finds it.
 bool cards_agree(Bytes cards, uint32_t world) noexcept;
 

@@ -361,6 +361,9 @@ std::string describe_stats(const Session& session) {
       .field("out_of_range", s.counters.out_of_range);
   json.field("parts", s.driver.parts).field("coalesced", s.driver.coalesced);
   json.field("window_wait_seconds", s.driver.window_wait_seconds);
+  if (s.driver.node_seconds > 0) {
+    json.field("node_bytes", s.driver.node_bytes).field("node_seconds", s.driver.node_seconds);
+  }
   json.field("setting_changes", s.setting_changes).field("held_steps", s.held_steps);
   json.field("reports_missing", s.reports_missing)
       .field("network_seconds", s.network_seconds)

@@ -12,6 +12,7 @@
 #include "laconic/sharded.h"
 #include "session/describe.h"
 #include "session/driver/driver.h"
+#include "session/driver/node_driver.h"
 #include "session/saved_state.h"
 #include "session/without_throwing.h"
 
@@ -20,6 +21,11 @@ namespace {
 
 /// Who has not found the others at the server by then is not going to.
 constexpr std::chrono::milliseconds kJoin = std::chrono::seconds(60);
+
+/// Several ranks of a node exchange shards.
+bool has_nodes(const SessionOptions& options) {
+  return options.inside != nullptr && options.inside->world() > 1;
+}
 
 Result<collective::Options> options_of(const Engine& engine, const SessionOptions& options) {
   const auto strategy = collective::strategy_of(options.plan);
@@ -32,6 +38,11 @@ Result<collective::Options> options_of(const Engine& engine, const SessionOption
   o.world = engine.world();
   o.caps = engine.caps();
   o.ranks_per_host = std::max(options.ranks_per_host, 1U);
+  if (has_nodes(options)) {  // what a shard's ranks send leaves their hosts
+    o.ranks_per_host = 1;
+    o.node_shards = options.inside->world();
+    o.node_shard = options.inside->rank();
+  }
   o.seed = options.seed;
   o.small_elements = options.small_elements;
   o.threads = options.threads;
@@ -62,6 +73,8 @@ Error wrong_length(uint64_t found, uint64_t expected) {
 struct Session::Inner {
   std::unique_ptr<session::Session> session;
   Engine* engine = nullptr;
+  Engine* inside = nullptr;                  // of the node's ranks; null: no nodes
+  std::optional<session::NodeDriver> nodes;  // in front of the driver
   std::optional<session::Driver> driver;
   std::vector<uint32_t> all;          // parameters: the bucket of average()
   std::vector<uint64_t> offsets;      // of a bucket that is submitted
@@ -75,6 +88,7 @@ struct Session::Inner {
                                                std::vector<Parameter> parameters, Engine& engine,
                                                const SessionOptions& options, const Values* values);
   Result<void> submit(uint64_t step, const Bucket& bucket);
+  [[nodiscard]] bool idle() const { return driver->idle() && (!nodes || nodes->idle()); }
   Result<uint64_t> place(std::span<const uint32_t> parameters);
   Result<void> bind(const Values& values);
   Result<void> set_what_waits(uint64_t next);
@@ -97,7 +111,16 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
                                             options.control, options.record, options.down);
     if (!session) return std::move(session).error();
     inner->session = *std::move(session);
-    inner->driver.emplace(*inner->session, engine, options.timeout);
+    if (has_nodes(options)) {
+      inner->inside = options.inside;
+      inner->nodes.emplace(*inner->session, *options.inside, options.timeout);
+    }
+    inner->driver.emplace(*inner->session, engine, options.timeout,
+                          inner->nodes ? &*inner->nodes : nullptr);
+    if (inner->nodes) {
+      inner->nodes->stand_before(*inner->driver);
+      inner->driver->set_node(&inner->nodes->link());
+    }
     if (values != nullptr) {
       if (auto bound = inner->bind(*values); !bound) return std::move(bound).error();
     }
@@ -110,9 +133,12 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
 Session::Session(std::unique_ptr<Inner> inner) : inner_(std::move(inner)) {}
 
 Session::~Session() {
-  if (!inner_->driver || !inner_->driver->left_behind()) return;
-  Engine* engine = inner_->engine;
-  engine->keep_until_end(std::move(inner_));
+  if (!inner_->driver) return;
+  Engine* const engine = inner_->driver->left_behind() ? inner_->engine : nullptr;
+  Engine* const inside = inner_->nodes && inner_->nodes->left_behind() ? inner_->inside : nullptr;
+  const std::shared_ptr<Inner> kept = std::move(inner_);
+  if (engine != nullptr) engine->keep_until_end(kept);
+  if (inside != nullptr) inside->keep_until_end(kept);
 }
 
 Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
@@ -127,21 +153,42 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
                                                  const Values* values) {
   try {
     const auto cards = std::make_shared<session::Cards>(engine.world());
-    // No step: whatever the engine needs for its first batch it takes now.
-    if (auto ready = session::execute(engine, {}, options.timeout); !ready)
-      return std::move(ready).error();
-    auto mine = Inner::make(spec, std::move(parameters), engine, options, values);
-    const auto own = mine ? session::agreement_card((*mine)->inner_->session->active())
-                          : session::failure_card(mine.error());
-    if (auto done = cards->gather(own, engine, options.timeout); !done) {
-      if (done.error().code == Errc::timed_out) engine.keep_until_end(cards);
-      return std::move(done).error();
+    std::shared_ptr<session::NodeLink> node;
+    if (has_nodes(options)) {
+      node = std::make_shared<session::NodeLink>(*options.inside, options.timeout,
+                                                 session::kAgreementBytes);
     }
-    if (auto ok = session::check_failures(cards->all()); !ok) return std::move(ok).error();
-    if (!mine) return std::move(mine).error();
+    // No step: whatever the engine needs for its first batch it takes now.
+    const auto ready = session::execute(engine, {}, options.timeout);
+    auto mine = ready ? Inner::make(spec, std::move(parameters), engine, options, values)
+                      : Result<std::unique_ptr<Session>>(ready.error());
+    session::AgreementCard own{};
+    const auto carded = session::without_throwing([&]() -> Result<void> {
+      if (!mine) return mine.error();
+      own = session::agreement_card((*mine)->inner_->session->active());
+      return {};
+    });
+    if (!carded) own = session::failure_card(carded.error());
+    if (node) {
+      if (const auto same = node->compare(own); !same) own = session::failure_card(same.error());
+    }
+    const auto agree = [&]() -> Result<void> {
+      if (!ready) return ready;
+      if (auto done = cards->gather(own, engine, options.timeout); !done) {
+        if (done.error().code == Errc::timed_out) engine.keep_until_end(cards);
+        return done;
+      }
+      if (auto ok = session::check_failures(cards->all()); !ok) return ok;
+      if (!carded) return carded;
+      return session::check_agreement((*mine)->inner_->session->active(), cards->all());
+    };
+    auto agreed = session::without_throwing(agree);
+    if (node) {
+      agreed = node->share(agreed);
+      if (node->broken()) options.inside->keep_until_end(node);
+    }
+    if (!agreed) return std::move(agreed).error();
     session::Session& own_session = *(*mine)->inner_->session;
-    if (auto ok = session::check_agreement(own_session.active(), cards->all()); !ok)
-      return std::move(ok).error();
     const collective::Model& model = own_session.model();
     if (!model.uses(collective::StrategyKind::server_sum)) return mine;
     const auto joined = engine.join(model.aggregation_job(), std::min(options.timeout, kJoin));
@@ -158,7 +205,7 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
 }
 
 Result<void> Session::average(uint64_t step, std::span<float> gradient) {
-  if (!inner_->driver->idle())
+  if (!inner_->idle())
     return Error{Errc::exchange_order, "buckets are in flight", "call wait() first"};
   auto submitted = inner_->submit(step, {gradient, inner_->all});
   auto done = wait();
@@ -171,12 +218,12 @@ Result<void> Session::submit(uint64_t step, const Bucket& bucket) {
 
 Result<void> Session::wait() {
   inner_->buckets = 0;
-  return inner_->driver->finish();
+  return inner_->nodes ? inner_->nodes->finish() : inner_->driver->finish();
 }
 
 /// Back to back: where each lies, and how many elements they have.
 Result<uint64_t> Session::Inner::place(std::span<const uint32_t> parameters) {
-  const auto& model = session->model().parameters();
+  const auto& model = session->model().whole();
   const auto known = [&](uint32_t p) { return p < model.size(); };
   if (parameters.size() > model.size() || !std::ranges::all_of(parameters, known)) {
     return session::without_throwing([]() -> Result<uint64_t> {
@@ -201,14 +248,18 @@ Result<void> Session::Inner::submit(uint64_t step, const Bucket& bucket) {
       bucket.parameters, std::span(offsets).first(bucket.parameters.size()), *elements};
   collective::Bucket brought{.step = step, .index = buckets++};
   session::Submission how{.joins = version > 1};
+  const auto submit = [&] {
+    return nodes ? nodes->submit(step, static_cast<float*>(brought.buffer), layout, how)
+                 : driver->submit(brought, layout, how);
+  };
   Result<void> submitted;
   if (bucket.gradient.size() == *elements) {
     brought.buffer = bucket.gradient.data();
-    submitted = driver->submit(brought, layout, how);
+    submitted = submit();
   } else {  // the other ranks are about to exchange it: this one has to tell them
     const Error why = wrong_length(bucket.gradient.size(), *elements);
     how.trouble = &why;
-    submitted = driver->submit(brought, layout, how);
+    submitted = submit();
   }
   return first ? std::move(submitted) : std::move(first);
 }
@@ -221,7 +272,7 @@ Result<void> Session::Inner::set_what_waits(uint64_t next) {
 }
 
 Result<void> Session::set(const SettingsChange& change) {
-  if (!inner_->driver->idle())
+  if (!inner_->idle())
     return Error{Errc::exchange_order, "buckets are in flight", "call wait() first"};
   auto done = inner_->driver->set(change);
   return done ? Result<void>() : std::move(done).error();
@@ -229,11 +280,11 @@ Result<void> Session::set(const SettingsChange& change) {
 
 Result<void> Session::flush(uint32_t steps) { return inner_->session->flush(steps); }
 Result<std::vector<uint8_t>> Session::save() const {
-  if (!inner_->driver->idle()) return session::in_flight_error();
+  if (!inner_->idle()) return session::in_flight_error();
   return session::save_state(*inner_->session, inner_->version);
 }
 Result<void> Session::load(std::span<const uint8_t> state) {
-  if (!inner_->driver->idle()) return session::in_flight_error();
+  if (!inner_->idle()) return session::in_flight_error();
   auto version = session::load_state(*inner_->session, state);
   if (!version) return std::move(version).error();
   inner_->version = *version;

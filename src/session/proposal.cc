@@ -52,7 +52,7 @@ Result<std::unique_ptr<Active>> Proposal::make(const Change& change) const {
   auto made = Active::create(change.spec.value_or(now.model.spec().canonical()), std::move(asked),
                              now.model.whole(), options);
   if (!made) return made;
-  if ((*made)->model.cut() != now.model.cut()) {
+  if ((*made)->model.cuts() != now.model.cuts()) {
     return Error{
         Errc::unsupported,
         concat({"set: ", (*made)->model.configured(),

@@ -74,6 +74,7 @@ Result<void> Session::enter_step(uint64_t step) {
   if (step == step_.number) return {};
   auto begun = active_->begin_step(step, recorder_.get());
   step_ = {step, model().options().reports, {}};
+  active_->heard.reports.clear();
   ++stats_.steps;
   observer_.begin_step(step, now(),
                        static_cast<uint16_t>(model().agreement() ^ active_->state->settings()));
@@ -181,7 +182,11 @@ double Session::now() const {
 void Session::hear(const collective::HeardReports& heard) {
   auto& steering = active_->steering;
   const bool of_these = active_->succession.since != step_.number && !active_->flush.sent_before();
-  if (steering && observer_.due() && of_these) steering->heard(step_.number, heard.reports);
+  if (steering && observer_.due() && of_these) {
+    steering->heard(step_.number, heard.reports);
+    active_->heard.step = step_.number;
+    active_->heard.reports.assign(heard.reports.begin(), heard.reports.end());
+  }
   observer_.heard(heard, model().options().world);
 }
 
@@ -273,6 +278,8 @@ void Session::count(const DriverCounts& more) {
   stats_.driver.parts += more.parts;
   stats_.driver.coalesced += more.coalesced;
   stats_.driver.window_wait_seconds += more.window_wait_seconds;
+  stats_.driver.node_bytes += more.node_bytes;
+  stats_.driver.node_seconds += more.node_seconds;
 }
 
 void Session::release(const collective::LayoutView& layout, DType dtype) {

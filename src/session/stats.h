@@ -14,6 +14,8 @@ struct DriverCounts {
   uint64_t parts = 0;              ///< exchanges that carried a part of a bucket that was cut
   uint64_t coalesced = 0;          ///< buckets, or parts, that travelled with others
   double window_wait_seconds = 0;  ///< waiting for an older exchange, because the window was full
+  uint64_t node_bytes = 0;         ///< sent to the other ranks of the node
+  double node_seconds = 0;         ///< in exchanges among them
 };
 
 /// Counts since creation.

@@ -169,6 +169,78 @@ TEST_P(NoMemory, KnownLayoutNeedsNoAllocation) {
   EXPECT_EQ(fail_each(first, {1, false, -1}), 0) << "a step of the steady state allocated";
 }
 
+/// From the first batch of create() on, which every rank takes part in.
+class Arming final : public Engine {
+ public:
+  Arming(Engine& engine, int64_t failing) : engine_(&engine), failing_(failing) {}
+  ~Arming() override { stop(); }
+  [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
+  Result<void> run(std::span<const laconic::Step> batch) override { return engine_->run(batch); }
+  Result<Ticket> start(std::span<const laconic::Step> batch) override {
+    const int64_t left = std::exchange(countdown, -1);
+    auto started = Engine::start(batch);
+    countdown = std::exchange(failing_, -1);
+    if (countdown < 0) countdown = left;
+    return started;
+  }
+
+ private:
+  Engine* engine_;
+  int64_t failing_;
+};
+
+/// Layout, permutation and all else are made there: one message on all ranks of all nodes.
+TEST(NoMemoryInside, ShortageAtCreateIsReportedOnAllRanks) {
+  constexpr uint32_t kNodes = 2, kRanks = 2;
+  int64_t failing = 0;
+  for (bool failed = true; failed && failing < 1000; failing += 3) {
+    LoopbackHub across[kRanks]{LoopbackHub(kNodes), LoopbackHub(kNodes)};
+    LoopbackHub inside[kNodes]{LoopbackHub(kRanks), LoopbackHub(kRanks)};
+    std::vector<std::string> found(kNodes * kRanks);
+    on_all(kNodes * kRanks, [&](uint32_t r) {
+      Arming engine(across[r % kRanks].engine(r / kRanks), r == kPoor ? failing : -1);
+      Uncounted node(inside[r / kRanks].engine(r % kRanks));
+      SessionOptions options;
+      options.inside = &node;
+      options.small_elements = 64;
+      const auto session = laconic::Session::create("3lc", kModel, engine, options);
+      if (r == kPoor) failed = countdown < 0;
+      countdown = -1;
+      found[r] = session ? "" : std::string(errc_name(session.error().code));
+    });
+    for (const std::string& other : found)
+      ASSERT_EQ(other, failed ? "out_of_memory" : "") << "allocation " << failing;
+  }
+  EXPECT_GT(failing, 60);
+}
+
+TEST(NoMemoryInside, SteadyStateNeedsNoAllocation) {
+  constexpr uint32_t kNodes = 2, kRanks = 2;
+  LoopbackHub across[kRanks]{LoopbackHub(kNodes), LoopbackHub(kNodes)};
+  LoopbackHub inside[kNodes]{LoopbackHub(kRanks), LoopbackHub(kRanks)};
+  on_all(kNodes * kRanks, [&](uint32_t r) {
+    Uncounted engine(across[r % kRanks].engine(r / kRanks));
+    Uncounted node(inside[r / kRanks].engine(r % kRanks));
+    SessionOptions options;
+    options.inside = &node;
+    options.small_elements = 64;
+    options.control = "dc2";
+    const auto session = laconic::Session::create("topk:ratio=0.05", kModel, engine, options);
+    ASSERT_TRUE(session) << session.error().message;
+    for (uint64_t step = 0; step < 6; ++step) {
+      auto mine = gradients(kNodes * kRanks, 6009, step)[r];
+      if (step == 4) countdown = 0;  // the next one would fail
+      const auto done = (*session)->average(step, mine);
+      if (step == 4) {
+        EXPECT_EQ(countdown, 0) << "a step of the steady state allocated";
+        countdown = -1;
+      }
+      ASSERT_TRUE(done) << done.error().message;
+    }
+  });
+}
+
 /// A law's changes, up to the most that it may send and down again, and what follows from them.
 TEST(NoMemoryForChanges, ChangesNeedNoAllocation) {
   struct Steered {

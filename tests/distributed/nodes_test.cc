@@ -10,6 +10,7 @@
 #include <ostream>
 
 #include "laconic/registry.h"
+#include "laconic/session.h"
 #include "session/saved_state.h"
 #include "support/oracle.h"
 #include "support/ranks.h"
@@ -139,6 +140,81 @@ TEST_P(Nodes, EveryShardMatchesOracle) {
     oracles_[s]->flush(0, 2);
   }
   for (uint64_t n = 3; n < 7; ++n) ASSERT_NO_FATAL_FAILURE(step(n, fresh(n + 1)));
+}
+
+/// Gradients of all ranks of a step, node by node.
+std::vector<Floats> ranks_of_step(const Case& c, uint64_t number) {
+  auto values = gradients(c.nodes * c.ranks, whole().elements, number + 1);
+  if (number == 1) {  // one parameter has no gradient on a rank, and a part of another
+    std::fill_n(values[0].begin() + static_cast<ptrdiff_t>(whole().offsets[5]), 1031, 0.0F);
+    std::fill_n(values[1].begin(), 3000, 0.0F);
+  }
+  if (number == 2)  // not finite in one shard: it alone goes uncompressed
+    values.back()[whole().offsets[3] + 1000] = std::numeric_limits<float>::infinity();
+  return values;
+}
+
+/// Of the ranks of each node, in rank order.
+std::vector<Floats> means_of_nodes(const Case& c, const std::vector<Floats>& values) {
+  std::vector<Floats> means;
+  for (uint32_t n = 0; n < c.nodes; ++n) {
+    Floats total = values[n * c.ranks];
+    for (uint32_t s = 1; s < c.ranks; ++s) {
+      for (size_t i = 0; i < total.size(); ++i) total[i] += values[n * c.ranks + s][i];
+    }
+    for (float& x : total) x *= 1.0F / static_cast<float>(c.ranks);
+    means.push_back(std::move(total));
+  }
+  return means;
+}
+
+constexpr uint64_t kSteps = 7;
+
+/// laconic::Session with SessionOptions::inside: in, across, out.
+TEST_P(Nodes, SessionOverNodesMatchesOracle) {
+  const Case& c = GetParam();
+  const std::vector<uint32_t> order{0, 1, 2, 3, 4, 5, 6, 7};
+  std::vector<Floats> expected(kSteps, Floats(whole().elements));
+  for (uint64_t number = 0; number < kSteps; ++number) {
+    const auto means = means_of_nodes(c, ranks_of_step(c, number));
+    for (auto& oracle : oracles_) {
+      if (number == 3) oracle->flush(0, 2);
+      std::vector<Floats> values;
+      for (const Floats& mean : means) values.push_back(shard_of(*oracle, mean, order));
+      std::vector<Parameter> held;
+      for (const auto& [first, count] : oracle->held()) held.push_back({"", count, 1});
+      oracle->exchange(back_to_back(held, order), DType::f32, values, number);
+      auto from = values[0].begin();
+      for (uint32_t p = 0; p < model().size(); ++p) {
+        const auto [first, count] = oracle->held()[p];
+        std::copy_n(from, count,
+                    expected[number].begin() + static_cast<ptrdiff_t>(whole().offsets[p] + first));
+        from += static_cast<ptrdiff_t>(count);
+      }
+    }
+  }
+  std::vector<std::unique_ptr<LoopbackHub>> across, inside;
+  for (uint32_t s = 0; s < c.ranks; ++s) across.push_back(std::make_unique<LoopbackHub>(c.nodes));
+  for (uint32_t n = 0; n < c.nodes; ++n) inside.push_back(std::make_unique<LoopbackHub>(c.ranks));
+  on_all(c.nodes * c.ranks, [&](uint32_t r) {
+    const uint32_t node = r / c.ranks, place = r % c.ranks;
+    SessionOptions options;
+    options.plan = strategy_name(c.strategy);
+    options.inside = &inside[node]->engine(place);
+    options.seed = 42;
+    options.small_elements = 16;
+    auto session = laconic::Session::create(c.spec, model(), across[place]->engine(node), options);
+    ASSERT_TRUE(session) << session.error().message;
+    for (uint64_t number = 0; number < kSteps; ++number) {
+      if (number == 3 && r == 1) {
+        ASSERT_TRUE((*session)->flush(2));
+      }
+      Floats mine = ranks_of_step(c, number)[r];
+      const auto done = (*session)->average(number, mine);
+      ASSERT_TRUE(done) << done.error().message;
+      ASSERT_TRUE(same_bits(expected[number], mine)) << "step " << number << ", rank " << r;
+    }
+  });
 }
 
 std::vector<Case> cases() {

@@ -603,7 +603,6 @@ void Model::agree() {
 void Model::shard() {
   const uint64_t shards = options_.node_shards;
   std::vector<uint64_t> load(shards, 0);
-  std::vector<uint64_t> cuts;  // of each, its granule or who has it whole
   for (uint32_t i = 0; i < whole_.size(); ++i) {
     const Parameter& p = whole_[i];
     const Spec& spec = this->spec(class_of_[i]);
@@ -611,22 +610,26 @@ void Model::shard() {
     const uint64_t granule = granule_of(spec, down);
     const bool goes_whole = shards == 1 || p.count() <= options_.small_elements ||
                             spec.contract().whole_parameter || !is_cut(granule, p, shards);
-    Range held{0, p.count()};
     if (goes_whole) {
-      const auto least = static_cast<uint64_t>(std::ranges::min_element(load) - load.begin());
-      load[least] += p.count();
-      cuts.insert(cuts.end(), {0, least});
-      if (least != options_.node_shard) held.count = 0;
+      const auto least = std::ranges::min_element(load) - load.begin();
+      load[static_cast<size_t>(least)] += p.count();
+      cuts_.push_back({0, static_cast<uint32_t>(least)});
     } else {
       for (uint64_t s = 0; s < shards; ++s)
         load[s] += range_of(p.count(), granule, s, shards).count;
-      cuts.insert(cuts.end(), {granule, 0});
-      held = range_of(p.count(), granule, options_.node_shard, shards);
+      cuts_.push_back({granule, 0});
     }
+    const Range held = held_by(*this, options_.node_shard, i);
     assignments_.emplace_back().held = held;
     if (held.count != p.count()) parameters_[i] = {p.name, held.count, 1};
   }
-  cut_ = hash64(std::span<const uint64_t>(cuts));
+}
+
+Range held_by(const Model& model, uint32_t shard, uint32_t parameter) noexcept {
+  const Cut& cut = model.cuts()[parameter];
+  const uint64_t count = model.whole()[parameter].count();
+  if (cut.granule != 0) return range_of(count, cut.granule, shard, model.options().node_shards);
+  return {0, cut.shard == shard ? count : 0};
 }
 
 void Model::assign() {

@@ -88,6 +88,13 @@ struct Range {
   uint64_t count = 0;
 };
 
+/// How a parameter is cut between the shards of a node.
+struct Cut {
+  uint64_t granule = 0;  ///< ranges are multiples of it; 0: one shard has all
+  uint32_t shard = 0;    ///< that shard
+  bool operator==(const Cut&) const = default;
+};
+
 /// How one parameter travels.
 struct Assignment {
   Range held;          ///< what this shard has of it; without shards: all
@@ -224,8 +231,8 @@ class Model {
   [[nodiscard]] const std::vector<Parameter>& parameters() const noexcept { return parameters_; }
   /// As they were given.
   [[nodiscard]] const std::vector<Parameter>& whole() const noexcept { return whole_; }
-  /// Hash of the ranges that all shards hold.
-  [[nodiscard]] uint64_t cut() const noexcept { return cut_; }
+  /// How each parameter is cut between the shards.
+  [[nodiscard]] const std::vector<Cut>& cuts() const noexcept { return cuts_; }
   [[nodiscard]] const Assignment& assignment(uint32_t parameter) const {
     return assignments_[parameter];
   }
@@ -275,11 +282,14 @@ class Model {
   std::vector<Parameter> whole_;
   std::vector<Parameter> parameters_;
   std::vector<Assignment> assignments_;
-  uint64_t cut_ = 0;
+  std::vector<Cut> cuts_;
   uint64_t agreement_ = 0;
   uint64_t model_hash_ = 0;
   uint32_t dense_ = 0;  // a bit for each class
 };
+
+/// What a shard holds of a parameter: for the shard of this rank, Assignment::held.
+[[nodiscard]] Range held_by(const Model& model, uint32_t shard, uint32_t parameter) noexcept;
 
 /// Setting::down of a class; null: none.
 inline const Spec* down_of(const Model& model, uint32_t of) noexcept {

@@ -13,8 +13,12 @@ Result<void> SettingsOfAll::prepare(const SettingsChange& change) {
 }
 
 /// False: residuals have to go out first.
-Result<bool> SettingsOfAll::compare(const Result<void>& prepared) {
+Result<bool> SettingsOfAll::compare(Result<void> prepared) {
   if (window_->failed()) return prepared.error();
+  if (node_ != nullptr) {
+    auto same = node_->compare(session_->proposal().card());
+    if (!same) session_->proposal().refuse(same.error());
+  }
   const Step step = cards_.gathering(session_->proposal().card());
   if (auto gathered = window_->run({&step, 1}); !gathered) return std::move(gathered).error();
   auto ended = session_->proposal().end(cards_.all(), what_);
@@ -49,6 +53,10 @@ Result<bool> SettingsOfAll::set_what_waits() {
     const auto held = session_->hold();
     return session_->active().flush.releases();
   }();
+  if (node_ != nullptr) {  // a shard whose exchange failed may release for longer
+    const auto any = node_->any(releases);
+    if (any && *any) return false;
+  }
   if (releases) return false;
   return done(compare(prepare(*waiting_)));
 }

@@ -8,6 +8,7 @@
 
 #include "laconic/session.h"
 #include "session/driver/agreement.h"
+#include "session/driver/node_link.h"
 #include "session/driver/window.h"
 
 namespace laconic::session {
@@ -18,6 +19,8 @@ class SettingsOfAll {
   SettingsOfAll(Session& session, Window& window)
       : session_(&session), window_(&window), cards_(session.model().options().world) {}
 
+  /// Ranks of a node change settings together; null: there are no others.
+  void set_node(NodeLink* node) noexcept { node_ = node; }
   /// Name of the operation in error messages.
   void name(std::string_view what) noexcept { what_ = what; }
   /// See Driver::set.
@@ -27,12 +30,13 @@ class SettingsOfAll {
 
  private:
   Result<void> prepare(const SettingsChange& change);
-  Result<bool> compare(const Result<void>& prepared);
+  Result<bool> compare(Result<void> prepared);
   Result<bool> done(Result<bool> compared);
 
   Session* session_;
   Window* window_;
   Cards cards_;
+  NodeLink* node_ = nullptr;
   std::string_view what_;
   std::optional<SettingsChange> waiting_;  // until residuals have gone out
 };

@@ -75,6 +75,8 @@ class Driver {
   /// force. With an Error nothing waits any more.
   Result<bool> set_what_waits();
   [[nodiscard]] bool waits_to_set() const noexcept { return change_.waits(); }
+  /// The other ranks of this rank's node, whose drivers exchange other shards.
+  void set_node(NodeLink* node) noexcept { change_.set_node(node); }
   /// Name of the operation in errors of set().
   void name_set(std::string_view what) { change_.name(what); }
 
