@@ -3,7 +3,8 @@
 // A rank of an MPI job, for test_mpi.py: it writes its findings as JSON to its own file `out=`
 // (with ".PID" appended to the name), because launchers mix what ranks print.
 #include <dlfcn.h>
-#include <laconic/engine/mpi.h>
+#include <laconic/engine/mpi_nodes.h>
+#include <laconic/loopback.h>
 #include <laconic/session.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -511,6 +512,48 @@ int kept_terms(std::unique_ptr<MpiEngine> engine, const Arguments& arguments) {
   return 0;
 }
 
+/// The mean of the last of four steps, or why there is none.
+Result<Floats> mean_of_steps(Engine& across, Engine* inside, uint64_t seed) {
+  SessionOptions options;
+  options.inside = inside;
+  options.window = 2;
+  options.part = 1 << 16;
+  auto session = laconic::Session::create("3lc", {{"a", 300, 200}, {"b", 300}, {"c", 90'000}},
+                                          across, options);
+  if (!session) return session.error();
+  Floats mine;
+  for (uint64_t step = 0; step < 4; ++step) {
+    mine = normal_numbers(150'300, 1 + 4 * seed + step);
+    if (auto done = (*session)->average(step, mine); !done) return done.error();
+  }
+  return mine;
+}
+
+/// The means of MpiNodes have the bits of ranks that are threads.
+int nodes(MpiNodes& all, uint64_t rank, const Arguments& arguments) {
+  const uint32_t ranks = all.inside() == nullptr ? 1 : all.inside()->world();
+  const uint32_t count = all.across().world();
+  const auto seed_of = [&](uint32_t node, uint32_t place) { return node * ranks + place; };
+  const uint32_t place = all.inside() == nullptr ? 0 : all.inside()->rank();
+  Json line{{"rank", rank}, {"why", all.why()}, {"count", all.count()}, {"ranks", ranks}};
+  line["status"] = error_json(all.status());
+  const auto found = mean_of_steps(all.across(), all.inside(), seed_of(all.across().rank(), place));
+  line["error"] = found ? "" : found.error().message;
+  std::vector<std::unique_ptr<LoopbackHub>> across, inside;
+  for (uint32_t s = 0; s < ranks; ++s) across.push_back(std::make_unique<LoopbackHub>(count));
+  for (uint32_t n = 0; n < count; ++n) inside.push_back(std::make_unique<LoopbackHub>(ranks));
+  Floats expected;
+  on_all(count * ranks, [&](uint32_t r) {
+    Engine& own = across[r % ranks]->engine(r / ranks);
+    Engine* const node = ranks == 1 ? nullptr : &inside[r / ranks]->engine(r % ranks);
+    const auto mean = mean_of_steps(own, node, r);
+    if (r == 0 && mean) expected = *mean;
+  });
+  line["same"] = found && !expected.empty() && same_bits(*found, expected);
+  write(arguments, line);
+  return 0;
+}
+
 /// Rank 1 sends `sent=` bytes, rank 0 expects 10 and nothing else: an Error, and a dead engine.
 int mismatch(MpiEngine& engine, const Arguments& arguments) {
   std::vector<uint8_t> memory(arguments.number("sent", 0));
@@ -621,6 +664,10 @@ int main(int argc, char** argv) {
     auto engine = std::make_unique<laconic::MpiEngine>(&argc, &argv, options);
     if (mode == "kept_terms") return kept_terms(std::move(engine), arguments);
     return mode == "kept" ? kept(std::move(engine), arguments) : end(std::move(engine), arguments);
+  }
+  if (mode == "nodes") {
+    laconic::MpiNodes all(&argc, &argv, options);
+    return nodes(all, rank, arguments);
   }
   laconic::MpiEngine engine(&argc, &argv, options);
   if (mode == "table") return table(engine, arguments);

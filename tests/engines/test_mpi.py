@@ -104,6 +104,19 @@ def test_large_sums_are_taken_in_rank_order(tmp_path, library, ranks, more):
     expect_table(Job(tmp_path, library, ranks, "mode=table", "large_share=0", *more), ranks)
 
 
+@pytest.mark.parametrize(("library", "ranks", "hosts", "shape", "why"), [
+    (OPENMPI, 4, 2, (2, 2), ""), (MPICH, 4, 2, (2, 2), ""),
+    (OPENMPI, 3, 2, (1, 1), "hosts have 1 to 2 ranks"), (MPICH, 2, 2, (1, 1), "each host has one rank")])
+def test_nodes_of_even_hosts_have_bits_of_threads(tmp_path, library, ranks, hosts, shape, why):
+    """Ranks of a host are not neighbours: rank r is on host r % hosts."""
+    need(library)
+    job = Job(tmp_path, library, ranks, "mode=nodes", f"hosts={hosts}")
+    assert job.status == 0 and len(job.ranks) == ranks, job.output + str(job.ranks)
+    for line in job.ranks:
+        assert (line["count"], line["ranks"]) == shape and line["why"] == why, line
+        assert line["status"]["code"] == "ok" and line["same"], line
+
+
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
 def test_sums_from_threshold_on_are_not_added_by_mpi(tmp_path, library):
     need(library)

@@ -39,6 +39,9 @@ struct MpiOptions {
 #else
   uint64_t far_call = uint64_t{1} << 30;
 #endif
+  /// Ranks of the job, where the communicator has some of them: waits leave cores to all of these.
+  /// 0: the communicator's.
+  uint32_t ranks_of_job = 0;
   /// Host name: ranks with the same one are on one host. Empty: MPI_Get_processor_name.
   std::string host{};
   /// Minimum bytes per rank from which the engine adds, in rank order, instead of MPI_Iallreduce,
@@ -79,6 +82,9 @@ class MpiEngine final : public Engine {
   Result<void> wait(Ticket ticket, Deadline deadline) override;
 
  private:
+  friend class MpiNodes;
+  /// Ranks do not meet at the end any more.
+  void abandon(const Error& why) noexcept;
   struct Parts;
   std::unique_ptr<Parts> parts_;  // null: out of memory
 };

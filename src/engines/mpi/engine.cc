@@ -75,6 +75,12 @@ Result<void> MpiEngine::status() const {
   return parts_->status.why();
 }
 
+void MpiEngine::abandon(const Error& why) noexcept {
+  if (parts_ == nullptr) return;
+  const std::lock_guard lock(parts_->mutex);
+  parts_->status.guarded([&] { parts_->status.die(Error(why)); });
+}
+
 std::string MpiEngine::library() { return mpi::Process::library(); }
 
 uint32_t MpiEngine::rank() const noexcept { return parts_ ? parts_->group.rank() : 0; }

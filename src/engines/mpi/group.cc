@@ -46,7 +46,7 @@ void Group::open(MPI_Comm from) {
   world_ = static_cast<uint32_t>(size);
   for (uint64_t* call : {&options_.largest_call, &options_.far_call})
     *call = std::clamp<uint64_t>(*call, 4, uint64_t{1} << 30) / 4 * 4;
-  waits_.spin = Idle::spin(world_);
+  waits_.spin = Idle::spin(std::max(world_, options_.ranks_of_job));
   hosts_ = std::make_shared<std::vector<uint64_t>>(world_);
   if (world_ > 1 && find_hosts() && !one_host()) waits_.yield = std::chrono::microseconds(500);
 }
