@@ -22,6 +22,8 @@ namespace laconic::bench {
 struct SumBench {
   std::string engine, library;
   Engine* ranks = nullptr;
+  /// In two levels: the session's engines. Null: `ranks`.
+  Engine *across = nullptr, *inside = nullptr;
   /// The library's all-reduce, in place; returns when it is complete.
   std::function<void(std::span<float>)> own;
   uint32_t iterations = 20;
@@ -60,7 +62,8 @@ inline Result<tools::Json> point(const SumBench& bench, uint64_t bytes) {
   Engine& engine = *bench.ranks;
   const uint64_t count = bytes / sizeof(float);
   std::vector<float> values(count);
-  auto session = Session::create("none", {{"all", count, 1}}, engine, {.plan = "native_sum"});
+  auto session = Session::create("none", {{"all", count, 1}}, bench.across ? *bench.across : engine,
+                                 {.plan = "native_sum", .inside = bench.inside});
   if (!session) return std::move(session).error();
   const auto world = static_cast<float>(engine.world());
   Result<void> failed;
