@@ -269,6 +269,19 @@ TEST(Inside, RankThatCannotCreateSessionInformsAll) {
   expect_one_message(fail([](SessionOptions& o, std::string&) { o.window = 99; }), "window");
 }
 
+/// Across nodes they agree.
+TEST(Inside, RanksOfNodeThatDisagreeCreateNoSession) {
+  Grid grid;
+  std::vector<Result<void>> results(4);
+  grid.on_all([&](uint32_t r) {
+    SessionOptions options = grid.options(r);
+    options.seed = grid.place(r);
+    const Made session = PublicSession::create("3lc", kModel, grid.across_of(r), options);
+    results[r] = session ? Result<void>() : session.error();
+  });
+  expect_one_message(results, "the seed");
+}
+
 TEST(Inside, EnginesOfOtherPlacesDisagree) {
   Grid grid;
   std::vector<Result<void>> results(4);
