@@ -344,7 +344,7 @@ class Session:
             entries = list(self._session.entries())
             saved = of_one_rank(state["entries"]) if self.world == 1 else state["entries"]
             check_fields("entries", saved, {name for name, _, _ in entries})
-            ready = [self._checked(i, name, saved[name]) for i, (name, _, _) in enumerate(entries)]
+            ready = [_checked(self._session, i, name, saved[name]) for i, (name, _, _) in enumerate(entries)]
             check_seal(state)
             for (_, address, count), values in zip(entries, ready):
                 if count:
@@ -352,13 +352,6 @@ class Session:
 
     def _part(self) -> int:
         return self._session.part if self._session.layout_matters else 0
-
-    def _checked(self, i: int, name: str, saved):
-        if not isinstance(saved, (bytes, bytearray)) or len(saved) % 4:
-            raise corrupt(f"{name} is {type(saved).__name__}, not the bytes of float32 values")
-        values = (ctypes.c_float * (len(saved) // 4)).from_buffer_copy(saved)
-        _lib.check(_lib.lib.laconic_session_state_check(self._session._handle, i, values, len(values)))  # noqa: SLF001
-        return values
 
     def gather_bytes(self, data: bytes) -> bytes:
         """Every rank's `data`, of the same length on all ranks, in rank order. Collective, between two calls of `average`."""
@@ -424,6 +417,15 @@ def _seconds(timeout) -> float:
     if not 0 < seconds <= 1e8:
         raise errors.error("invalid_argument", f"timeout is {timeout!r}", "seconds, above 0")
     return seconds
+
+
+def _checked(session: CSession, i: int, name: str, saved):
+    """A saved entry as the session takes it."""
+    if not isinstance(saved, (bytes, bytearray)) or len(saved) % 4:
+        raise corrupt(f"{name} is {type(saved).__name__}, not the bytes of float32 values")
+    values = (ctypes.c_float * (len(saved) // 4)).from_buffer_copy(saved)
+    _lib.check(_lib.lib.laconic_session_state_check(session._handle, i, values, len(values)))  # noqa: SLF001
+    return values
 
 
 def _text(name: str, value) -> str | None:
