@@ -258,12 +258,28 @@ def test_nodes_in_environment_are_named_where_unused(monkeypatch, caplog, settin
     assert (f"LACONIC_NODES={setting} is not used: OuterStep exchanges flat" in caplog.text) == warned
 
 
-def test_sharded_models_refuse_nodes_by_name():
-    from laconic.api.attach import _refuse_nodes
+def _outer(model, nodes):
+    return laconic.OuterStep(model, torch.optim.SGD(model.parameters(), lr=0.1), spec="3lc", quiet=True, nodes=nodes).close()
 
-    with pytest.raises(LaconicError, match="nodes='on': the replicas of a sharded model"):
-        _refuse_nodes("on")
-    _refuse_nodes("auto")
+
+def _optimizer(model, nodes):
+    laconic.ShardedOptimizer(model, torch.optim.SGD, lr=0.1, nodes=nodes)
+
+
+@pytest.mark.parametrize(("make", "named"), [(_outer, "OuterStep"), (_optimizer, "ShardedOptimizer")])
+def test_nodes_of_what_exchanges_flat_are_refused_by_name(make, named):
+    for nodes in ("on", 2):
+        with pytest.raises(LaconicError, match=f"nodes={nodes!r}: {named} exchanges flat"):
+            make(training.Net(), nodes)
+    for nodes in (None, "auto", "off"):
+        make(training.Net(), nodes)
+
+
+def test_sharded_models_refuse_nodes_by_name():
+    from laconic.api.attach import _refused_nodes
+
+    assert "nodes='on': the replicas of a sharded model" in str(_refused_nodes("on"))
+    assert _refused_nodes("auto") is None
 
 
 # ---- what users do between two steps ----
@@ -291,6 +307,13 @@ def _settled(what):
         with pytest.raises(LaconicError) as raised:
             handle.set("powersgd")
         told = raised.value.name
+    elif what == "set without memory":
+        session = handle.worker.session
+        if rank == 2:
+            session.unable = lambda settings: laconic.core.errors.error("out_of_memory", "out of memory")
+        with pytest.raises(LaconicError) as raised:
+            handle.set("topk:ratio=0.1")
+        told = raised.value.name, raised.value.message
     elif what == "texts":
         told = handle.gather_texts(f"I am {rank}")
     steps(4)
@@ -299,7 +322,7 @@ def _settled(what):
     return found
 
 
-@pytest.mark.parametrize("what", ["flush", "set", "set that differs", "set that cuts elsewhere", "texts"])
+@pytest.mark.parametrize("what", ["flush", "set", "set that differs", "set that cuts elsewhere", "set without memory", "texts"])
 def test_call_between_steps_reaches_all_shards(pools, what):
     results = pools(4).run(_settled, what=what, seconds=60)
     assert len({digest for digest, *_ in results}) == 1
@@ -308,6 +331,8 @@ def test_call_between_steps_reaches_all_shards(pools, what):
         assert stats["flushes"] == (2 if what == "flush" else 0)
         if what == "texts":
             assert told == [f"I am {rank}" for rank in range(4)]
+        if what == "set without memory":
+            assert told == ("ranks_disagree", "rank 2 could not set: out of memory")
         if what.startswith("set that"):
             assert told == ("ranks_disagree" if what == "set that differs" else "unsupported")
     if what == "flush":

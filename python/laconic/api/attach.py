@@ -236,16 +236,15 @@ def _setting_of(nodes) -> tuple[str, LaconicError | None]:
 def _refused_nodes(nodes) -> LaconicError | None:
     """Replicas of sharded models exchange shards already."""
     from ..engines.group import speaks_for_node
-    from ..engines.nodes import asked, report_unused
+    from ..engines.nodes import refuse, report_unused
 
     if nodes is None and speaks_for_node():
         report_unused("a sharded model")
     try:
-        if nodes is None or asked(nodes) in ("auto", "off"):
-            return None
-        return errors.error("unsupported", f"nodes={nodes!r}: the replicas of a sharded model exchange shards already", "leave nodes out")
+        refuse(nodes, "the replicas of a sharded model exchange shards already")
     except LaconicError as error:
         return error
+    return None
 
 
 def _nodes_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):

@@ -27,6 +27,12 @@ def asked(nodes) -> str:
     return text
 
 
+def refuse(nodes, why: str) -> None:
+    """Raises LaconicError where the argument `nodes` requests nodes of something that exchanges flat."""
+    if nodes is not None and asked(nodes) not in ("auto", "off"):
+        raise errors.error("unsupported", f"nodes={nodes!r}: {why}", "leave nodes out")
+
+
 def report_unused(by: str) -> None:
     """Logs that LACONIC_NODES requests nodes of something that exchanges flat."""
     setting = os.environ.get("LACONIC_NODES", "").strip().lower()
@@ -114,11 +120,11 @@ def failure_in(inside, nodes: Nodes, text: str, failure, what: str):
     said = "" if failure is None else f"{failure.name}\n{failure.message}\n{failure.hint or ''}"
     told = gather_texts(inside, f"{said}\0{text}" if said else f"\0{text}", 1000)
     told = [one.partition("\0") for one in told]
+    if failure is not None and len({words for words, _, _ in told}) == 1:  # the same on all of them
+        return failure
     for rank, (words, _, _) in zip(nodes.inside, told):
         if words:
             name, message, hint, *_ = words.split("\n") + ["", "", ""]
-            if rank == nodes.rank:
-                return failure
             return errors.error(name, message if message.startswith("rank ") else f"rank {rank}: {message}", hint or None)
     first = told[0][2]
     for rank, (_, _, own) in zip(nodes.inside, told):

@@ -126,6 +126,14 @@ class CSession:
             held.append((first.value, count.value))
         return held
 
+    def unable(self, settings) -> LaconicError | None:
+        """Why this rank cannot take the settings; None: it can, or once residuals have gone out. Driver.set follows."""
+        try:
+            _lib.check(_lib.lib.laconic_session_set(self._handle, ctypes.byref(settings)))
+        except LaconicError as error:
+            return None if error.name == "residuals_left" else error
+        return None
+
     def close(self) -> None:
         """Frees everything. No other call may follow, or be under way in another thread."""
         if self.trace is not None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import time
 import weakref
 
@@ -14,6 +15,10 @@ from ..core.errors import LaconicError
 from .rules import array_of, given
 
 PEER_FAILED, ENGINE_FAILED = errors.CODES["peer_failed"], errors.CODES["engine_failed"]
+
+
+#: what a rank of a node reports, in the words of one with the same place, whose number there is no rank's
+_NESTED = re.compile(r"rank \d+ could not (\w+): rank (\d+): (.*)", re.DOTALL)
 
 
 class _Nothing:
@@ -133,6 +138,8 @@ def _check_alike(code: int, failure: LaconicError | None) -> None:
     if code == 0:
         return
     error = _lib.last_error(code)
+    if (nested := _NESTED.fullmatch(error.message)) is not None:
+        error = LaconicError(error.code, error.name, "rank {1} could not {0}: {2}".format(*nested.groups()), error.hint)
     raise failure if failure is not None and code == failure.code and failure.message.startswith(error.message) else error
 
 
@@ -276,9 +283,11 @@ class Driver:
             carried.setdefault(number, []).append(parameter)
         return [tuple(parameters) for parameters in carried.values()]
 
-    def set(self, spec: str | None, rules, control: str | None, failure: LaconicError | None = None) -> bool:
+    def set(self, spec: str | None, rules, control: str | None, compared=None) -> bool:
         """Other settings from the next step on, on all ranks or, with one message, on none. What is None stays. False: they wait
-        until residuals that they have no place for have gone out; then `set_what_waits` takes them. `failure`: why this rank cannot."""
+        until residuals that they have no place for have gone out; then `set_what_waits` takes them. `compared(failure)`: the other
+        ranks of a node hear why this one cannot, and it why they cannot."""
+        failure = None
         settings, waits = _lib.Settings(strategy=_lib.KEEP, rule_count=_lib.KEEP), ctypes.c_uint32()
         try:
             if self._session.own or registered.find(spec):
@@ -291,9 +300,11 @@ class Driver:
                 rules = given(rules)
                 settings.rules, settings.rule_count = array_of(rules), len(rules)
         except LaconicError as error:  # the other ranks are about to compare cards with us
-            failure = failure or error
+            failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
-            failure = failure or errors.error("invalid_argument", f"{type(error).__name__}: {error}", "spec and control are str, rules a list")
+            failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "spec and control are str, rules a list")
+        if compared is not None:
+            failure = compared(failure or self._session.unable(settings))
         code = self._call(_lib.lib.laconic_driver_set, ctypes.byref(settings), _failure(failure), ctypes.byref(waits))
         if self._session.broken is None:
             _check_alike(code, failure)

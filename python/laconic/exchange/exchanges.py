@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -151,7 +152,7 @@ class Exchanges:
         return self.agreed(self._set, spec, rules, control)
 
     def _set(self, spec, rules, control) -> bool:
-        return self.driver.set(spec, rules, control, self._stage.differs(repr((spec, rules, control))))
+        return self.driver.set(spec, rules, control, self._stage.compared and functools.partial(self._stage.compared, repr((spec, rules, control))))
 
     def _ended(self, tokens, parts, error: LaconicError | None) -> None:
         jobs = [self._begun[token] for token in tokens]

@@ -179,9 +179,9 @@ class NodeStage:
             failure = LaconicError(failed[0], name, failed[1].rstrip(b"\0").decode(errors="ignore"), None)
         return failure, max(steps for _, steps, _ in told)
 
-    def differs(self, text: str) -> LaconicError | None:
-        """Whether the node's ranks bring other texts. Collective over them."""
-        return self._within(failure_in, self.nodes, text, None, "set")
+    def compared(self, text: str, failure: LaconicError | None) -> LaconicError | None:
+        """Why a rank of the node cannot take other settings, or that their texts differ. Collective over them."""
+        return self._within(failure_in, self.nodes, text, failure, "set")
 
     def fail(self, error: LaconicError) -> None:
         """This rank exchanges nothing any more: the others of the node hear why."""

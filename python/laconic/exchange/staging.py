@@ -94,8 +94,8 @@ class Flat:
     def layout(self, layout):
         return layout
 
-    def differs(self, text: str) -> None:
-        """No other rank has a say before the session's."""
+    #: no other rank has a say before the session's
+    compared = None
 
     def fail(self, error: LaconicError) -> None:
         """The engine has told all ranks."""

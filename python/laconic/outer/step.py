@@ -14,7 +14,7 @@ from ..core import environment, errors
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.group import speaks_for_node
-from ..engines.nodes import report_unused
+from ..engines.nodes import refuse, report_unused
 from ..exchange.csession import PART, WINDOW, Options
 from ..exchange.state import fingerprint
 from . import exchange, membership, rules, state
@@ -44,7 +44,7 @@ class OuterStep:
                  sync_parameters: bool = True, average_buffers: bool = False,
                  on_non_finite: str = "raise", hook: bool = True, scaler=None, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
                  threads: int | str = "auto", window: int = WINDOW, part: int = PART, rules=None, control: str | None = None,
-                 record: str | os.PathLike | None = None, quiet: bool = False, **options):
+                 record: str | os.PathLike | None = None, quiet: bool = False, nodes: str | int | None = None, **options):
         """Collective: every rank of the group creates it with the same arguments, before its first backward(), and before it loads a state.
 
         Args:
@@ -75,6 +75,7 @@ class OuterStep:
             scaler: the torch GradScaler in use. A step that it skips on a rank counts as a step without a change. Required with a GradScaler:
                 ranks would fall out of step without it.
             seed, small_elements, strategy, threads, window, part, rules, control, record, quiet: as in `laconic.attach`.
+            nodes: "auto" and "off" are taken, others refused: the exchange is flat.
             options: settings of the codec, as in `OuterStep(model, optimizer, spec="topk", ratio=0.01)`.
 
         Raises:
@@ -88,6 +89,7 @@ class OuterStep:
         try:
             own_group = group_of(model, group)
             settings.check()
+            refuse(nodes, "OuterStep exchanges flat")
             trained = self._trained = Trained(model, own_group)
             #: torch's own, inside of what frameworks wrap around it; None: several, or none was given
             self.optimizer = check_optimizer(optimizer, trained) if hook or optimizer is not None else None

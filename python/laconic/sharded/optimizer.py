@@ -15,7 +15,7 @@ from ..core._checks import U64, whole
 from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.group import meet, speaks_for_node
-from ..engines.nodes import report_unused
+from ..engines.nodes import refuse, report_unused
 from ..engines.hosts import beyond_ring, over_port
 from ..exchange.csession import PART, WINDOW
 from ..exchange.names import of_rules
@@ -49,7 +49,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(self, model: torch.nn.Module, optimizer: type, push: str = "3lc", pull: str = "3lc", *, groups=None, group=None,
                  small_elements: int = 4096, window: int = WINDOW, part: int = PART, threads: int | str = "auto", seed: int = 0, rules=None,
                  clip_norm: float | None = None, full_pull_every: int = 0, scaler=None, sync_parameters: bool = True, elementwise: bool = False,
-                 **optimizer_kwargs):
+                 nodes: str | int | None = None, **optimizer_kwargs):
         """Collective: every rank of the group creates it with the same arguments.
 
         Args:
@@ -70,6 +70,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             scaler: the torch GradScaler in use. Call scaler.step(optimizer) and scaler.update().
             sync_parameters: True: all ranks start with rank 0's parameters. False: ranks must already have the same parameters.
             elementwise: declares an optimizer class that is not in the list above elementwise.
+            nodes: "auto" and "off" are taken, others refused: the exchange is flat.
             optimizer_kwargs: arguments of the optimizer class: lr, weight_decay, …
 
         Raises:
@@ -80,6 +81,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             push = pull = "none"
         trained = plain = listed = options = refusal = None
         try:
+            refuse(nodes, "ShardedOptimizer exchanges flat")
             trained, plain, listed, options = _checked(model, optimizer, groups, elementwise, optimizer_kwargs, push=push, pull=pull, rules=rules,
                                                        clip_norm=clip_norm, full_pull_every=full_pull_every, part=part)
         except LaconicError as error:
@@ -104,7 +106,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         else:
             if speaks_for_node():
                 environment.report_unknown()
-                report_unused("ShardedOptimizer")
+                if nodes is None:
+                    report_unused("ShardedOptimizer")
             del plain
             said = settings.text({"the optimizer": self._name, "push": push, "pull": pull, "clip_norm": repr(clip_norm),
                                   "full_pull_every": full_pull_every, "sync_parameters": bool(sync_parameters),
