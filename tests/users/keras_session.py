@@ -154,7 +154,7 @@ def example(backend):
     environment = {"KERAS_BACKEND": backend, **QUIET}
     (alone,), together = ranks(start(EXAMPLE, **environment)), ranks(torchrun(EXAMPLE, **environment))
     check(float(alone[0]) > 0.95 and float(together[0][0]) >= float(alone[0]) - 0.02, f"{backend}: accuracy {alone[0]} alone, {together[0][0]} on two")
-    check(len(together) == 2 and together[0] == together[1], f"{backend}: replicas are equal bit for bit, {together[0][2]} : 1")
+    check(len(together) == 2 and together[0][:2] == together[1][:2], f"{backend}: replicas are equal bit for bit, {together[0][2]} : 1")
 
 
 if __name__ == "__main__":
