@@ -80,7 +80,7 @@ def by_callback(way, which):
             callback.on_save(args, types.SimpleNamespace(global_step=0), None)
         else:
             callback = lightning.LaconicCallback("3lc", small_elements=sharding.SMALL)
-            trainer = types.SimpleNamespace(strategy=types.SimpleNamespace(model=model), precision_plugin=None, ckpt_path=None)
+            trainer = types.SimpleNamespace(strategy=types.SimpleNamespace(model=model), precision_plugin=None, ckpt_path=None, optimizers=[])
             callback.on_train_start(trainer, model)
             callback.on_train_end(trainer, model)
         sharding.loss_of(model, 0).backward()
