@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from bench.engines import outer as bench  # noqa: E402
 
 LEVEL = {"float32": 3.0, "attach-3lc": 3.3, "attach-powersgd": 3.1, "every1-3lc-1.5": 3.015, "every4-3lc": 3.03, "every4-3lc-once": 3.015}
-SHARES = {"attach-3lc": 0.97, "every1-3lc": 0.972, "every20-none": 0.96, "every20-3lc": 0.955, "every20-3lc-once": 0.958}
+SHARES = {"attach-3lc": 0.97, "every1-3lc": 0.972, "every20-none": 0.96, "every20-3lc": 0.955, "every20-3lc-once": 0.958, "every20-diloco": 0.96, "every20-diloco-once": 0.957}
 
 
 def run(final, of_ddp=40.0, at=100):
@@ -48,7 +48,7 @@ def test_every_figure_has_its_bar():
         ["+0.20", "≥ −0.3"], ["+0.20", "≥ −0.3"], ["-0.008 ± 0.001", "≤ 0 beyond chance"], ["60", "≥ 50"],
         ["1.44", "≥ 1.3"], ["1.44", "≥ 1.3"], ["1.44", "≥ 1.3"], ["1.44", "≥ 1.3"], ["4.0", "≥ 3"], ["6.0", "≥ 5"], ["4.0", "≥ 3"], ["6.0", "≥ 5"],
         ["6.0", "≥ 5"], ["2,000", "≥ 1,000"], ["-0.50", "≥ −0.5"],
-        ["40", "≥ 1,000"], ["-0.20", "≥ −0.5"], ["1.02", "≤ 1.03"]]
+        ["40", "≥ 1,000"], ["-0.20", "≥ −0.5"], ["40", "≥ 1,000"], ["-0.30", "≥ −0.5"], ["1.02", "≤ 1.03"]]
     assert made["gpt"]["rows"][0][2] == "8" and made["gpt"]["rows"][0][1].count(":") == 4  # 16e-3 was tried, since 8e-3 was the highest of three
 
 
@@ -56,7 +56,7 @@ def test_missing_seed_has_no_row():
     found = everything()
     found[bench.learning_name("lstm", "every4-3lc", 8e-3, 2)] = None
     made = bench.tables_of(found)
-    assert len(made["lstm"]["rows"]) == len(bench.READ) - 1 and len(made["bars"]["rows"]) == 28
+    assert len(made["lstm"]["rows"]) == len(bench.READ) - 1 and len(made["bars"]["rows"]) == 30
     assert bench.tables_of({name: None for name in found}) == {}
 
 
