@@ -2,8 +2,8 @@
 """Members that die, leave and come, without a membership service: files in a folder that all processes see
 (docs/guide/outer-steps.md). A member holds a lock on its own file; the system releases it when the process ends.
 
-    for i in 0 1 2 3; do python -m examples.outer_elastic --name $i --first 0,1,2,3 --folder /shared/run & done
-    python -m examples.outer_elastic --name 4 --first 0,1,2,3 --folder /shared/run     # any time later: a newcomer
+    for i in 0 1 2 3; do python -m examples.outer_elastic --name $i --first 0,1,2,3 --folder /shared/run --steps 2000 & done
+    python -m examples.outer_elastic --name 4 --first 0,1,2,3 --folder /shared/run --steps 2000    # meanwhile: a newcomer
 """
 
 from __future__ import annotations
