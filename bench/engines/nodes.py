@@ -154,8 +154,8 @@ def tables_of(found: dict) -> dict:
         made["bars"] = tables.table(["what", "seen", "bar"], bars)
     if found.get("hosts"):
         ways = found["hosts"]["ways"]
-        made["times"] = tables.table(["exchange", ("a step, ms", "{:s3}"), ("kB out of a host in a step", "{:s3}")],
-                                     [[f"`{way}`", 1e3 * seen["seconds"], seen["port"] / 1e3] for way, seen in ways.items()])
+        made["times"] = tables.table(["exchange", ("a step, ms", "{:s3}"), ("inside the host, ms", "{:s3}"), ("kB out of a host in a step", "{:s3}")],
+                                     [[f"`{way}`", 1e3 * seen["seconds"], 1e3 * seen["inside"] or None, seen["port"] / 1e3] for way, seen in ways.items()])
     if rows:
         made["learning"] = tables.table(["spec", ("flat, %", "{:.2f}"), ("two nodes of two ranks, %", "{:.2f}")], rows)
     if made:

@@ -54,8 +54,8 @@ class Way(turns.Way):
 
     def found(self) -> dict:
         seen = {} if self._handle is None else {**self._handle.explain(), **self._handle.stats()}
-        return {"seconds": statistics.median(self.times), "port": self.sent,
-                **{key: seen[key] for key in ("residual_bytes", "exchange_bytes", "port_ratio", "node_seconds", "wire_bytes", "nodes") if key in seen}}
+        return {"seconds": statistics.median(self.times), "port": self.sent, "inside": seen.get("node_seconds", 0.0) / seen.get("steps", 1),
+                **{key: seen[key] for key in ("residual_bytes", "exchange_bytes", "port_ratio", "wire_bytes", "nodes") if key in seen}}
 
     def close(self) -> None:
         if self._handle is not None:

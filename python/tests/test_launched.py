@@ -112,7 +112,7 @@ def test_one_process_needs_no_plugin_and_logs_choice(around, monkeypatch, caplog
         session.average(0, gradient)
         assert (session.rank, session.world, session.explain()["engine"]) == (0, 1, "none") and gradient == given
         session.load_state_dict(session.state_dict())
-    assert "engine none, by nothing: no launcher's variables, no process group: one rank" in caplog.text
+    assert "one rank alone: no launcher's variables and no process group were found" in caplog.text
 
 
 def test_arguments_win_over_variables(around, tmp_path):

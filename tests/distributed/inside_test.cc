@@ -158,7 +158,7 @@ TEST(Inside, ParameterThatComesTwiceIsRefused) {
 
 // ---- failures ----
 
-/// What its shard's ranks did not deliver is in the residuals.
+/// The residuals hold what its shard's ranks did not deliver.
 TEST(Inside, WrongLengthOnOneRankIsOneMessageAndLosesNothing) {
   Grid grid;
   std::vector<Result<void>> results(4);
@@ -336,7 +336,7 @@ std::string text_after(const std::string& json, const std::string& key) {
   return at == std::string::npos ? "" : json.substr(at, json.find_first_of(",}", at) - at);
 }
 
-/// By the figures of the shard whose network took longest.
+/// All decide by the figures of the shard whose network took longest.
 TEST(Inside, PoliciesDecideBySameFiguresOnEveryRank) {
   Grid grid;
   std::vector<std::string> found(4);

@@ -154,7 +154,7 @@ std::vector<Floats> ranks_of_step(const Case& c, uint64_t number) {
   return values;
 }
 
-/// Of the ranks of each node, in rank order.
+/// The mean of each node, whose ranks are added in rank order.
 std::vector<Floats> means_of_nodes(const Case& c, const std::vector<Floats>& values) {
   std::vector<Floats> means;
   for (uint32_t n = 0; n < c.nodes; ++n) {

@@ -14,7 +14,7 @@ PORTS = {"int8 off": 4e6, "int8 on": 1e6, "3lc off": 3e5, "3lc on": 9e4, "topk:r
 
 def way(name):
     own = 4 if name.endswith("on") else 1
-    return {"seconds": SECONDS[name], "port": PORTS.get(name, 8e6), "residual_bytes": 4000 // own, "exchange_bytes": 6000 // own}
+    return {"seconds": SECONDS[name], "port": PORTS.get(name, 8e6), "inside": 0.0, "residual_bytes": 4000 // own, "exchange_bytes": 6000 // own}
 
 
 def everything():

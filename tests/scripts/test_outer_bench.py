@@ -36,7 +36,7 @@ def everything(best=8e-3):
     for name, (plan, _) in bench.TIMED.items():
         found[name] = {"ways": {way: {"seconds": {"float32": 1.0, "attach-powersgd": 0.12, "attach-3lc": 0.4, "every20-none": 0.6}.get(way, 0.1),
                                       "exposed": 0.01 if way == "delayed" else 0.06} for way in plan["ways"]}}
-    found["local"] = {"ways": {"plain": {"seconds": 0.01}, "every20-none": {"seconds": 0.0102}}}
+    found["local"] = {"ways": {"plain": {"seconds": 0.01}, bench.ALL_REDUCED: {"seconds": 0.0101}, "every20-none": {"seconds": 0.0102}}}
     return found
 
 
@@ -48,7 +48,7 @@ def test_every_figure_has_its_bar():
         ["+0.20", "≥ −0.3"], ["+0.20", "≥ −0.3"], ["-0.008 ± 0.001", "≤ 0 beyond chance"], ["60", "≥ 50"],
         ["1.44", "≥ 1.3"], ["1.44", "≥ 1.3"], ["1.44", "≥ 1.3"], ["1.44", "≥ 1.3"], ["4.0", "≥ 3"], ["6.0", "≥ 5"], ["4.0", "≥ 3"], ["6.0", "≥ 5"],
         ["6.0", "≥ 5"], ["2,000", "≥ 1,000"], ["-0.50", "≥ −0.5"],
-        ["40", "≥ 1,000"], ["-0.20", "≥ −0.5"], ["40", "≥ 1,000"], ["-0.30", "≥ −0.5"], ["1.02", "≤ 1.03"]]
+        ["40", "≥ 1,000"], ["-0.20", "≥ −0.5"], ["40", "≥ 1,000"], ["-0.30", "≥ −0.5"], ["1.01", ""], ["1.02", "≤ 1.03"]]
     assert made["gpt"]["rows"][0][2] == "8" and made["gpt"]["rows"][0][1].count(":") == 4  # 16e-3 was tried, since 8e-3 was the highest of three
 
 
@@ -56,7 +56,7 @@ def test_missing_seed_has_no_row():
     found = everything()
     found[bench.learning_name("lstm", "every4-3lc", 8e-3, 2)] = None
     made = bench.tables_of(found)
-    assert len(made["lstm"]["rows"]) == len(bench.READ) - 1 and len(made["bars"]["rows"]) == 30
+    assert len(made["lstm"]["rows"]) == len(bench.READ) - 1 and len(made["bars"]["rows"]) == 31
     assert bench.tables_of({name: None for name in found}) == {}
 
 

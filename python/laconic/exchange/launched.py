@@ -28,8 +28,11 @@ class Place(NamedTuple):
     host: str = ""
     port: int = 0
 
-    def __str__(self) -> str:
-        return f"engine {self.engine}, by {self.by}"
+    def said(self, ranks: int, rendezvous: str | None) -> str:
+        """For the log of rank 0."""
+        if self.engine == "none":
+            return "one rank alone: no launcher's variables and no process group were found"
+        return f"engine {self.engine}, by {self.by}: {ranks} rank{'s' * (ranks > 1)}" + (f" at {rendezvous}" if rendezvous else "")
 
     def rendezvous(self) -> str:
         """For the next session of this process. Every rank creates its sessions in the same order."""
@@ -49,7 +52,7 @@ def place() -> Place:
         found = row()
         if found is not None:
             return found
-    return Place("none", "nothing: no launcher's variables, no process group", 0, 1)
+    return Place("none", "nothing", 0, 1)
 
 
 def _of_jax() -> Place | None:

@@ -137,7 +137,7 @@ class Session:
             raise errors.error("invalid_argument", f"unknown engine {engine!r}", "one of " + ", ".join(ENGINES))
         self.rank, self.world = self._engine.rank, self._engine.world
         if place is not None and self.rank == 0:
-            environment.say(f"{place}: " + ("one rank" if self.world == 1 else f"{self.world} ranks") + (f" at {rendezvous}" if rendezvous else ""))
+            environment.say(place.said(self.world, rendezvous))
 
     def _open_c10d(self, group):
         try:

@@ -119,8 +119,8 @@ class Exchange(OfSession):
         return backends.means(self.of(variables), list(gradients))
 
 
-class _OfPlain:
-    """In front of an optimizer's class. Gradients are exchanged where Keras clips them: accumulated ones once per update."""
+class _Begins:
+    """In front of an optimizer's class: its exchange begins when it is built."""
 
     def build(self, variables):
         was = self.built
@@ -128,11 +128,19 @@ class _OfPlain:
         if not was and not self.laconic.waits:
             self.laconic.begin(_exchanged(variables), self.variables)
 
-    def apply(self, grads, trainable_variables=None):
-        _check_caller()
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+    def _built_for(self, variables) -> list:
+        variables = list(self._trainable_variables if variables is None else variables)
         if not self.built:
             self.build(variables)
+        return variables
+
+
+class _OfPlain(_Begins):
+    """Gradients are exchanged where Keras clips them: accumulated ones once per update."""
+
+    def apply(self, grads, trainable_variables=None):
+        _check_caller()
+        variables = self._built_for(trainable_variables)
         self.__dict__["_laconic_variables"] = _exchanged(variables)
         return super().apply(self.laconic.dense(grads, variables), trainable_variables)
 
@@ -148,19 +156,11 @@ class _OfPlain:
         return super()._clip_gradients(means)
 
 
-class _OfScaled:
+class _OfScaled(_Begins):
     """In front of LossScaleOptimizer. Gradients are exchanged without their scale before it looks for overflows: one is seen by all ranks."""
 
-    def build(self, variables):
-        was = self.built
-        super().build(variables)
-        if not was and not self.laconic.waits:
-            self.laconic.begin(_exchanged(variables), self.variables)
-
     def apply(self, grads, trainable_variables=None):
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if not self.built:
-            self.build(variables)
+        variables = self._built_for(trainable_variables)
         return super().apply(self._means(grads, variables, self.dynamic_scale.value), trainable_variables)
 
     def stateless_apply(self, optimizer_variables, grads, trainable_variables):

@@ -288,7 +288,7 @@ class Model {
   uint32_t dense_ = 0;  // a bit for each class
 };
 
-/// What a shard holds of a parameter: for the shard of this rank, Assignment::held.
+/// The range of a parameter that a shard holds; for this rank's shard it is Assignment::held.
 [[nodiscard]] Range held_by(const Model& model, uint32_t shard, uint32_t parameter) noexcept;
 
 /// Setting::down of a class; null: none.

@@ -42,7 +42,7 @@ class NodeDriver final : public Listener {
   void ended(const Ending& ending) noexcept override;
 
  private:
-  /// What exchanges are about: a bucket, or whole parameters of one that is cut.
+  /// The unit of exchange: a bucket, or whole parameters of a bucket that is cut.
   struct Piece {
     float* gradient = nullptr;
     size_t begin = 0, end = 0;  // in order_
