@@ -221,6 +221,9 @@ def _refused():
         outer.regroup(three)
         refuse("world", lambda: outer.load_state_dict(saved))
     outer.close()
+    *_, of_ddp = outering.made(spec="3lc:s=1.5", kind="ddp")
+    refuse("wrapper", lambda: of_ddp.regroup(dist.group.WORLD))
+    of_ddp.close()
     return said, untouched
 
 
@@ -229,7 +232,8 @@ def test_wrong_calls_are_refused_on_all_ranks_and_change_nothing(pools):
     words = {"source": ("ranks_disagree", "source is 0 on rank 0 and 1 on rank 1"), "no source": ("invalid_argument", "source is -1"),
              "creates": ("ranks_disagree", "rank 0 regroups and rank 2 creates its OuterStep"),
              "every": ("ranks_disagree", "every is 1 on rank 0 and 2 on rank 2"),
-             "joins": ("ranks_disagree", "every rank joins"), "newcomer": ("ranks_disagree", "the source is rank 2, which is no member")}
+             "joins": ("ranks_disagree", "every rank joins"), "newcomer": ("ranks_disagree", "the source is rank 2, which is no member"),
+             "wrapper": ("unsupported", "whose group cannot change")}
     for said, untouched in results:
         assert untouched
         for which, (name, message) in words.items():
