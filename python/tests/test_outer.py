@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import sys
 from pathlib import Path
 
@@ -26,6 +28,10 @@ PLAIN = laconic.nesterov(0.7, 0.9)
 
 def _momentum(parameters):
     return torch.optim.SGD(parameters, lr=0.5, momentum=0.5)
+
+
+def _plain(parameters):
+    return torch.optim.SGD(parameters, lr=0.5)
 
 
 def same_on_all(results):
@@ -186,6 +192,32 @@ def test_part_of_a_round_that_fails_is_delivered_later(pools, spec, part):
     results = pools(2).run(outering.sums_of_changes, spec=spec, rounds=4, failing=(1, 2), part=part)
     check_conservation(results, spec)
     assert all((stats["rounds"], stats["failed_rounds"], stats["inner_steps"]) == (4, 1, 4) for *_, stats in results)
+
+
+# ---- momentum -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _warned(cases):
+    """What creating an OuterStep says of momentum; the inner optimizer has some."""
+    told = []
+    for options in cases:
+        stream = io.StringIO()
+        with contextlib.redirect_stderr(stream):
+            *_, outer = outering.made(**options)
+        outer.close()
+        told.append([line for line in stream.getvalue().splitlines() if "twice" in line])
+    return told
+
+
+def test_momentum_of_codec_is_twice_beside_outer_momentum_only(pools):
+    dgc, rule = "dgc:ratio=0.05", {"rules": [{"match": "hidden.weight", "spec": "signum"}]}
+    cases = [{"spec": dgc}, {"spec": dgc, "every": 4, "kind": "ddp"}, {"spec": "signum", "optimizer": "Adam"}, {"spec": "topk:ratio=0.05", "outer": PLAIN},
+             {"spec": dgc, "outer": _plain}, {"spec": dgc, "outer": PLAIN}, {"spec": dgc, "every": 2, "fragments": 2, "outer": _momentum},
+             {"spec": "topk:ratio=0.05", "outer": PLAIN, **rule}]
+    first, other = pools(2).run(_warned, cases=cases)
+    assert first[:5] == [[]] * 5 and other == [[]] * len(cases)
+    for (line,), words in zip(first[5:], (f"{dgc} keeps momentum, and the outer SGD has momentum=0.9: changes are", "momentum=0.5", "signum keeps a running mean")):
+        assert words in line
 
 
 # ---- saved state --------------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import sys
 from pathlib import Path
@@ -130,6 +132,24 @@ def test_compressed_run_trains_and_replicas_stay_equal(pools, push, pull, dtype)
         assert explained["small_parameters"] == ["first.bias", "hidden.bias", "last.bias"]
     elements = sum(p.numel() for p in training.Net(64).parameters() if p.numel() > 64)
     assert sum(explained["owned_elements"] for *_, explained in results) == elements
+
+
+def _warned(cases):
+    """What each optimizer says of momentum."""
+    told = []
+    for cls, push, keywords in cases:
+        stream = io.StringIO()
+        with contextlib.redirect_stderr(stream):
+            build(cls, push, keywords={"lr": 0.1, **keywords})[1].close()
+        told.append([line for line in stream.getvalue().splitlines() if "twice" in line])
+    return told
+
+
+def test_momentum_of_push_and_optimizer_is_reported(pools):
+    cases = [("SGD", "dgc:ratio=0.05", {}), ("SGD", "topk:ratio=0.05", {"momentum": 0.9}), ("AdamW", "3lc", {}), ("SGD", "dgc:ratio=0.05", {"momentum": 0.9})]
+    first, other = pools(2).run(_warned, cases=cases)
+    assert first[:3] == [[]] * 3 and other == [[]] * 4
+    assert len(first[3]) == 1 and "dgc:ratio=0.05 keeps momentum, and SGD has momentum=0.9: gradients are accumulated twice" in first[3][0]
 
 
 def _full_pull(every):

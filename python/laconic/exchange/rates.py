@@ -45,14 +45,8 @@ class Units:
                 f"about half as much, for {explained['world'] / 2:g} times the bytes; laconic.ShardedOptimizer encodes updates instead of gradients")
 
     def momentum_twice(self, optimizer, explained: dict) -> str | None:
-        """What is wrong where a parameter's codec accumulates gradients, and the optimizer does so again; None: nothing is."""
-        codecs = {p["name"]: p["codec"] for p in explained["parameters"]}
-        for group in optimizer.param_groups:
-            for spec in dict.fromkeys(codecs.get(self._names.get(id(p))) for p in group["params"] if own_momentum(group)):
-                if spec is not None and (kept := MEMORIES.get(Codec(spec).memory)):
-                    return (f"{spec} {kept}, and {type(optimizer).__name__} has {own_momentum(group)}: gradients are accumulated twice; "
-                            "train with plain SGD, or with a spec that keeps neither")
-        return None
+        """See momentum_twice, of gradients."""
+        return momentum_twice(type(optimizer).__name__, optimizer.param_groups, self._names, explained)
 
     def _listed(self, optimizer) -> list:
         return [(len(g["params"]), [self._names[id(p)] for p in g["params"] if id(p) in self._names]) for g in optimizer.param_groups]
@@ -72,6 +66,17 @@ class Units:
             for group, (_, names) in zip(groups, listed):
                 rates.update(dict.fromkeys(names, float(group["lr"])))
         return rates
+
+
+def momentum_twice(optimizer: str, groups: list[dict], names: dict[int, str], explained: dict, what: str = "gradients", mend: str = "train with plain SGD") -> str | None:
+    """What is wrong where a parameter's codec accumulates what it encodes, and the optimizer that takes the mean of that does so again; None:
+    nothing is. names: of the parameters, by id; what: that both accumulate."""
+    codecs = {p["name"]: p["codec"] for p in explained["parameters"]}
+    for group in groups:
+        for spec in dict.fromkeys(codecs.get(names.get(id(p))) for p in group["params"] if own_momentum(group)):
+            if spec is not None and (kept := MEMORIES.get(Codec(spec).memory)):
+                return f"{spec} {kept}, and {optimizer} has {own_momentum(group)}: {what} are accumulated twice; {mend}, or with a spec that keeps neither"
+    return None
 
 
 def own_momentum(group: dict) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import sys
 
@@ -16,6 +17,7 @@ from ..core.errors import LaconicError
 from ..engines.group import speaks_for_node
 from ..engines.nodes import refuse, report_unused
 from ..exchange.csession import PART, WINDOW, Options
+from ..exchange.rates import momentum_twice
 from ..exchange.state import fingerprint
 from . import exchange, membership, rules, state
 from .fragment import Fragment
@@ -124,6 +126,8 @@ class OuterStep:
             self._ends.append(Skips(scaler, self.optimizer, lambda: self.step, self.step_skipped).end)
         if self.rank == 0 and not quiet:
             environment.say(_described(settings, self._exchange, disabled))
+        if self.rank == 0 and (warning := _momentum_twice(self._rounds)) is not None:
+            environment.say(warning, logging.WARNING)
 
     def _begin(self, call: membership.Call) -> None:
         """All ranks have the same settings and the same anchor."""
@@ -331,6 +335,18 @@ def _described(settings: Settings, one, disabled: bool) -> str:
     if settings.delay:
         text += f", means up to {settings.delay} steps late"
     return f"{text}, {rules.named(settings.outer)}: {one.describe()}" + (f" ({DISABLED})" if disabled else "")
+
+
+def _momentum_twice(rounds: Rounds) -> str | None:
+    """Of the outer rule and a codec. The inner optimizer accumulates something else, gradients of this rank."""
+    for part in rounds.parts:
+        fragment, rule = part.fragment, part.fragment.rule
+        names = {id(anchor): name for name, anchor in zip(fragment.names, fragment.anchors)}
+        if part.exchange.world > 1 and isinstance(rule, torch.optim.Optimizer):
+            found = momentum_twice(f"the outer {type(rule).__name__}", rule.param_groups, names, part.exchange.explain(), "changes", 'train with outer="average"')
+            if found is not None:
+                return found
+    return None
 
 
 def _called_by_scaler() -> bool:

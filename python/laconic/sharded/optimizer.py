@@ -19,6 +19,7 @@ from ..engines.nodes import refuse, report_unused
 from ..engines.hosts import beyond_ring, over_port
 from ..exchange.csession import PART, WINDOW
 from ..exchange.names import of_rules
+from ..exchange.rates import momentum_twice
 from ..exchange.rules import given
 from . import saved, settings
 from .exchange import Exchange
@@ -120,6 +121,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._work = Spread(trained, exchange, inner, part=part, clip_norm=clip_norm, full_pull_every=full_pull_every, scaler=scaler)
         if world == 1 or exchange.rank == 0:
             environment.say(self._describe(disabled))
+        if world > 1 and exchange.rank == 0 and (twice := self._momentum_twice()) is not None:
+            environment.say(twice, logging.WARNING)
         if world > 1 and exchange.rank == 0 and (warning := beyond_ring(exchange.explain())) and not disabled:
             environment.say(warning, logging.WARNING)
 
@@ -136,6 +139,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if disabled:
             by += f" ({DISABLED})"
         return f"{by}; {small} of {len(trained.parameters)} tensors as they are; {trained.told}{left_out}{over_port(explained)}"
+
+    def _momentum_twice(self) -> str | None:
+        """Pushed gradients are accumulated by a codec and by the owners' optimizers."""
+        trained = self._work.trained
+        return momentum_twice(self._name, self.param_groups, {id(p): name for name, p in zip(trained.names, trained.parameters)}, self._work.explain())
 
     # ---- training ---------------------------------------------------------------------------------------------------------------------
 
