@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import threading
 
 import torch
@@ -12,11 +13,21 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from training import Net, batch, digest, gathered
+from training import OTHER_SPECS, SPECS, Net, batch, digest, gathered
 
 import laconic
 
+WEEKLY = os.environ.get("TEST_TIER") == "weekly"
 SMALL = 64
+
+
+def with_feedback() -> list[str]:
+    """Of the whole registry, but for sums that engines make of halves: these round."""
+    specs = []
+    for spec in sorted({*SPECS, *OTHER_SPECS} - {"fp16", "bf16"}):
+        with contextlib.suppress(laconic.LaconicError):
+            specs.append(laconic.Codec(spec if spec.endswith("+ef") else f"{spec}+ef").spec)
+    return specs
 
 
 def made(every=1, spec="none", outer="average", *, kind="plain", optimizer="AdamW", lr=1e-2, dtype=torch.float32, device="cpu", seed=7, **options):

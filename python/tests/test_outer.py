@@ -174,7 +174,8 @@ def check_conservation(results, spec):
                                    msg=lambda m: f"{spec}, {name}: {m}")  # noqa: B023
 
 
-@pytest.mark.parametrize("spec", ["3lc:s=1.5", "topk:ratio=0.05", "onebit", "int8+ef", "powersgd:rank=2", "thc:block=256"])
+@pytest.mark.parametrize("spec", outering.with_feedback() if outering.WEEKLY else
+                         ["3lc:s=1.5", "topk:ratio=0.05", "onebit", "int8+ef", "powersgd:rank=2", "thc:block=256"])
 def test_residuals_hold_what_is_not_sent(pools, spec):
     results = pools(2).run(outering.sums_of_changes, spec=spec)
     check_conservation(results, spec)
@@ -223,12 +224,22 @@ def test_momentum_of_codec_is_twice_beside_outer_momentum_only(pools):
 # ---- saved state --------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"spec": "3lc:s=1.5", "outer": PLAIN, "kind": "ddp"}, {"spec": "topk:ratio=0.05"}, {"spec": "none", "outer": _momentum},
-                                     {"spec": "3lc", "delay": 2, "outer": PLAIN}, {"spec": "topk:ratio=0.05", "fragments": 3, "delay": 1, "alpha": 0.5}],
-                         ids=["3lc", "topk", "none", "delay", "fragments"])
+RESUMED = [{"spec": "3lc:s=1.5", "outer": PLAIN, "kind": "ddp"}, {"spec": "topk:ratio=0.05"}, {"spec": "none", "outer": _momentum},
+           {"spec": "3lc", "delay": 2, "outer": PLAIN}, {"spec": "topk:ratio=0.05", "fragments": 3, "delay": 1, "alpha": 0.5}]
+#: weekly: fragments, delays, and both, in a period of six
+SCHEDULES = [(1, 0), (1, 1), (1, 6), (2, 0), (2, 1), (2, 3), (3, 0), (3, 1), (3, 2)]
+LONG = [{"every": 6, "fragments": fragments, "delay": delay, **others} for fragments, delay in SCHEDULES
+        for others in ({"spec": "3lc:s=1.5", "outer": PLAIN}, {"spec": "topk:ratio=0.05", "alpha": 0.5, "warmup": 2})]
+LONG += [{"every": 6, "fragments": 2, "delay": 1, "spec": spec} for spec in ("powersgd:rank=2", "thc:block=256")]
+
+
+@pytest.mark.parametrize("options", [*RESUMED, *(LONG if outering.WEEKLY else [])], ids=lambda o: "-".join(str(v) for v in o.values() if not callable(v)))
 def test_resume_at_every_step_of_period_is_bit_identical(pools, options):
-    for whole, found, rounds in pools(2).run(outering.resumed_at, stops=range(7), steps=8, every=3, **options):
-        assert found == whole and rounds in (2, 7)  # of three fragments, one is under way
+    options = {"every": 3, **options}
+    steps, due = options["every"] + 5, options["every"] // options.get("fragments", 1)
+    for whole, found, rounds in pools(2).run(outering.resumed_at, stops=range(steps - 1), steps=steps, **options):
+        ended = sum(step <= options.get("warmup", 0) or step % due == 0 for step in range(options.get("delay", 0) + 1, steps + 1))
+        assert found == whole and (rounds == ended or "warmup" in options)
 
 
 def _refused_states():

@@ -18,6 +18,9 @@ from ranks import Ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import laconic  # noqa: E402
+from laconic.exchange.state import fingerprint  # noqa: E402
+from laconic.integrations import _shared  # noqa: E402
+from laconic.outer.whole import Whole  # noqa: E402
 
 VICTIM = 1
 
@@ -30,7 +33,8 @@ def at_anchor(model, outer) -> bool:
 
 
 def _dies(spec, phase):
-    """The victim dies in the third round: before it sends, with its first message under way, in its outer rule, or while it loads a state."""
+    """The victim dies in the third round: before it sends, with its first message under way, in its outer rule; or while it loads a state, which the
+    others have loaded, or wait to load together with it."""
     model, optimizer, outer = outering.made(every=2, spec=spec, outer=laconic.nesterov(0.7, 0.9), kind="ddp")
     for step in range(5):
         outering.one(model, optimizer, step)
@@ -50,8 +54,16 @@ def _dies(spec, phase):
             outer._rounds.parts[0].fragment.step = die
         else:
             worker.prepare = die
+    said = []
     if phase == "loaded":
         outer.load_state_dict(before)
+    elif phase == "resumed":
+        whole, own = Whole(outer), training.digest(model)
+        content = {"version": _shared.VERSION, "fingerprint": fingerprint(whole.parameters), "state": whole.state_dict()}
+        with pytest.raises(laconic.LaconicError) as error:
+            _shared.resume_from(whole, content)
+        said.append((error.value.name, error.value.message))
+        assert outer.step == 5 and training.digest(model) == own
     kept = {name: a.clone() for name, a in outer.anchor.items()}
     own = {}
     take = outer._rounds.parts[0].fragment.take_change
@@ -61,7 +73,6 @@ def _dies(spec, phase):
         own.update((name, kept[name] - p.detach()) for name, p in zip(kept, outer._rounds.parts[0].fragment.parameters))
 
     outer._rounds.parts[0].fragment.take_change = taken
-    said = []
     for step in range(5, 9):
         try:
             outering.one(model, optimizer, step)
@@ -85,7 +96,7 @@ def _held(state, name):
 
 
 @pytest.mark.parametrize(("spec", "phase"), [("3lc:s=1.5", "taken"), ("3lc:s=1.5", "sent"), ("none", "taken"), ("topk:ratio=0.05", "stepped"),
-                                             ("topk:ratio=0.05", "loaded")])
+                                             ("topk:ratio=0.05", "loaded"), ("3lc:s=1.5", "resumed")])
 def test_rank_that_is_killed_is_named_and_others_lose_nothing(spec, phase):
     pool = Ranks(3)
     try:
@@ -98,8 +109,8 @@ def test_rank_that_is_killed_is_named_and_others_lose_nothing(spec, phase):
     for kind, result in survivors:
         assert kind == "ok", result
         said, anchored, moved, lost, failed, _ = result
-        (name, message), = said
-        assert name == "engine_failed" and "rank 1 is gone" in message, message
+        assert len(said) == (2 if phase == "resumed" else 1)
+        assert all(name == "engine_failed" and "rank 1 is gone" in message for name, message in said), said
         assert anchored and failed == 1 and lost == []
         assert bool(moved) == (phase == "stepped")
     assert survivors[0][1][5] == survivors[1][1][5], "anchors differ"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import re
@@ -25,18 +24,8 @@ from laconic.exchange.state import fingerprint  # noqa: E402
 from laconic.outer import membership, state  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-WEEKLY = os.environ.get("TEST_TIER") == "weekly"
 LAST = 3  # comes and goes
 SPECS = ["3lc:s=1.5", "topk:ratio=0.05", "powersgd:rank=2", "none"]
-
-
-def with_feedback() -> list[str]:
-    """Of the whole registry, but for sums that engines make of halves: these round."""
-    specs = []
-    for spec in sorted({*training.SPECS, *training.OTHER_SPECS} - {"fp16", "bf16"}):
-        with contextlib.suppress(laconic.LaconicError):
-            specs.append(laconic.Codec(spec if spec.endswith("+ef") else f"{spec}+ef").spec)
-    return specs
 
 
 def of(ranks):
@@ -115,7 +104,7 @@ def check(results, specs):
 
 
 def test_members_that_come_and_go_lose_nothing(pools):
-    specs = with_feedback() if WEEKLY else SPECS
+    specs = outering.with_feedback() if outering.WEEKLY else SPECS
     check(pools(4).run(_come_and_go, specs=specs), specs)
 
 
