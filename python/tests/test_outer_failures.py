@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import laconic  # noqa: E402
 from laconic.exchange.state import fingerprint  # noqa: E402
 from laconic.integrations import _shared  # noqa: E402
+from laconic.outer.fragment import Fragment  # noqa: E402
 from laconic.outer.whole import Whole  # noqa: E402
 
 VICTIM = 1
@@ -145,6 +146,15 @@ def test_all_ranks_drop_a_round_with_a_change_that_is_not_finite(pools, spec):
         results = pools(2).run(_diverges, spec=spec, on_non_finite=word)
         assert results[0] == results[1]
         assert results[0][:4] == ([(1, "non_finite")] if word == "raise" else [], 1, 2, True)
+
+
+def test_large_finite_change_is_finite():
+    fragment = Fragment(["weight"], [torch.nn.Parameter(torch.zeros(4))], "average")
+    inf, most = float("inf"), torch.finfo(torch.float32).max
+    for values, finite in (([most, most, -most, most], True), ([-most] * 4, True), ([1, inf, 1, 1], False), ([1, -inf, 1, 1], False),
+                           ([inf, -inf, 1, 1], False), ([1, 1, float("nan"), 1], False), ([0, 0, 0, 0], True)):
+        fragment.change.copy_(torch.tensor(values))
+        assert fragment.finite() == finite, values
 
 
 # ---- a GradScaler ---------------------------------------------------------------------------------------------------------------------------
