@@ -4,8 +4,8 @@
     make outer             what is missing (three hours on an idle machine, in parts), then the tables
     python -m bench.engines.outer NAME…   these cells, or all whose names begin so; --page: the tables alone; --quick: minutes, into out/bench
 
-A cell is a file under out/outer: delete it to have it made again. Cells of learning time nothing; the others need an idle machine and the network
-lab. Needs a release build, or LACONIC_LIBRARY.
+A cell is a file under out/outer: delete it to have it made again. Cells of learning and rates time nothing, nor does `torchft`, which counts bytes in the
+lab (TORCHFT=the site-packages of an environment with torchft); the others need an idle machine and the lab. Needs a release build, or LACONIC_LIBRARY.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import math
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -52,6 +54,13 @@ READERS = {"gpt": (2e-3, 4e-3, 8e-3), "lstm": (4e-3, 8e-3, 16e-3)}
 READ = ("float32", "attach-3lc", "attach-powersgd", "every1-3lc-1.5", "every4-3lc", "every4-3lc-once")
 #: with the demo's own optimizer, SGD with momentum
 SEEN = {"mlp": ("attach-3lc", "every1-3lc", "every20-none", "every20-3lc", "every20-3lc-once", "every20-diloco", "every20-diloco-once"), "cnn": ("attach-3lc", "every1-3lc")}
+#: optimizer → its class in torch.optim, its arguments, whether the rate rises at first
+KINDS = {"SGD": ("SGD", {}, False), "SGD, momentum 0.9": ("SGD", {"momentum": 0.9}, False), "Adam": ("Adam", {}, True), "AdamW": ("AdamW", ADAMW, True)}
+#: (model, optimizer) → steps, and the rates that are tried first, in one run with seed 0; AdamW's runs are those of READERS
+RATES = {("mlp", "SGD"): (100, (0.25, 0.5, 1.0)), ("mlp", "SGD, momentum 0.9"): (100, (0.025, 0.05, 0.1)),
+         ("cnn", "SGD"): (60, (0.5, 1.0, 2.0)), ("cnn", "SGD, momentum 0.9"): (60, (0.05, 0.1, 0.2)),
+         ("gpt", "Adam"): (80, (2e-3, 4e-3, 8e-3)), ("lstm", "Adam"): (80, (4e-3, 8e-3, 16e-3))}
+RATED = ("float32", "every1-3lc-1.5")
 LONG, LONG_STEPS, LONG_RATE = ("every20-diloco", "every20-blocks"), 600, 4e-3
 ALL_REDUCED = "plain, and an all-reduce every 20th step"  # the least that a round can cost
 STEPS = 300  # of gpt and lstm; of mlp and cnn the demo's
@@ -62,6 +71,9 @@ TIMED = {
     "time-mlp-10mbit": ({"model": "mlp", "ways": ["fragments", "delayed"], "repeats": 3, "warmup": 20, "steps": 60}, "10mbit"),
     "local": ({"model": "mlp", "ways": ["plain", ALL_REDUCED, "every20-none"], "repeats": 6, "warmup": 20, "steps": 80}, None),
 }
+#: bytes of a round by the kernel's counters, beside a package that is no dependency: TORCHFT is the folder that has it
+TORCHFT = {"ways": ["torchft", "every20-diloco", "every20-diloco-once"], "steps": 300}
+TORCHFT_VERSION = "0.2.0"
 
 
 # ---- learning ---------------------------------------------------------------------------------------------------------
@@ -85,18 +97,31 @@ def exchanging(model, optimizer, way: str, seed: int):
     return model, laconic.OuterStep(model, optimizer, sync_parameters=False, seed=seed, quiet=True, **how)
 
 
-def optimizer_of(kind, model, rate: float, fused: bool = False):
-    """AdamW at a rate; 0: the demo's own optimizer."""
+def optimizer_of(kind, model, rate: float, fused: bool = False, name: str = "AdamW"):
+    """At a rate; 0: the demo's own optimizer."""
     import torch
 
-    return torch.optim.AdamW(model.parameters(), lr=rate, fused=fused, **ADAMW) if rate else kind.optimizer(model.parameters())
+    made, arguments, _ = KINDS[name]
+    return getattr(torch.optim, made)(model.parameters(), lr=rate, fused=fused, **arguments) if rate else kind.optimizer(model.parameters())
+
+
+def steps_of(batches, loss, called, optimizer, rate: float, steps: int, rises: bool):
+    """Trains; gives the number of each step after it."""
+    from bench.lib.trainer import schedule
+
+    for number in range(1, steps + 1):
+        optimizer.param_groups[0]["lr"] = rate * schedule(number - 1, steps) * (min(1, number / RISE) if rises else 1)
+        optimizer.zero_grad()
+        loss(called, next(batches)).backward()
+        optimizer.step()
+        yield number
 
 
 def learn(rank: int, model: str, way: str, rate: float, seed: int, steps: int, out: Path) -> None:
     """On one rank; rank 0 evaluates and writes."""
     import torch
 
-    from bench.lib.trainer import ring_bytes, schedule
+    from bench.lib.trainer import ring_bytes
 
     kind, about = models.load(model), models.MODELS[model]
     data = kind.data(None)
@@ -105,11 +130,7 @@ def learn(rank: int, model: str, way: str, rate: float, seed: int, steps: int, o
     optimizer = optimizer_of(kind, module, rate, fused=True)
     called, handle = exchanging(module, optimizer, way, seed)
     batches, curve = data.batches(kind.BATCH, seed, rank, WORLD), []
-    for number in range(1, steps + 1):
-        optimizer.param_groups[0]["lr"] = (rate or kind.LEARNING_RATE) * schedule(number - 1, steps) * (min(1, number / RISE) if rate else 1)
-        optimizer.zero_grad()
-        data.loss(called, next(batches)).backward()
-        optimizer.step()
+    for number in steps_of(batches, data.loss, called, optimizer, rate or kind.LEARNING_RATE, steps, bool(rate)):
         if rank == 0 and number % about.every == 0:
             module.eval()
             with torch.no_grad():
@@ -123,6 +144,55 @@ def learn(rank: int, model: str, way: str, rate: float, seed: int, steps: int, o
         handle.close()
 
 
+def learn_rates(rank: int, model: str, name: str, way: str, steps: int, rates: tuple, seen: Path, out: Path) -> None:
+    """On one rank, one rate after the other until the best is inside; rank 0 evaluates and writes, into `seen` what a run that is cut off has."""
+    import torch
+    import torch.distributed as dist
+
+    import laconic
+
+    kind = models.load(model)
+    data, rates = kind.data(None), list(rates)
+    bits = dict(json.loads(seen.read_text())) if seen.exists() else {}
+    dist.barrier()  # all have read
+    rates = known_rates(rates, bits)
+    held_out = (data.test, data.test_labels) if hasattr(data, "test_labels") else data.test
+    while len(bits) < len(rates):
+        rate = next(rate for rate in rates if rate not in bits)
+        torch.manual_seed(0)
+        module = kind.build(data)
+        optimizer = optimizer_of(kind, module, rate, fused=True, name=name)
+        called, handle = exchanging(module, optimizer, way, 0)
+        try:
+            for _ in steps_of(data.batches(kind.BATCH, 0, rank, WORLD), data.loss, called, optimizer, rate, steps, KINDS[name][2]):
+                pass
+            module.eval()
+            with torch.no_grad():
+                found = data.loss(module, held_out).double().view(1) / math.log(2)
+        except laconic.LaconicError as error:
+            if error.name != "non_finite":
+                raise
+            found = torch.full((1,), math.inf, dtype=torch.float64)
+        dist.broadcast(found, 0)
+        bits[rate] = value if math.isfinite(value := found.item()) else math.inf
+        if handle is not None:
+            handle.close()
+        if rank == 0:
+            tables.write_whole(seen, json.dumps(list(bits.items())))
+        rates = widened(rates, bits)
+    if rank == 0:
+        out.write_text(json.dumps({"steps": steps, "bits": sorted(bits.items())}))
+
+
+def rated(model: str, name: str, way: str, steps: int, rates: tuple, folder: Path) -> dict:
+    """Rates of one exchange, by four processes of this machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seen = folder / f"{rated_name(model, name, way)}.part"
+    found = group.answered(learn_rates, WORLD, model, name, way, steps, rates, seen)
+    seen.unlink()
+    return found
+
+
 def learning(model: str, way: str, rate: float, seed: int, steps: int) -> dict:
     """Trained by four processes of this machine."""
     return group.answered(learn, WORLD, model, way, rate, seed, steps)
@@ -133,11 +203,41 @@ def timed(plan: dict, rate: str | None) -> dict:
     return engines.timed("bench.engines.outer_rank", plan, "--hosts", WORLD, *(["--emulate", "--no-pin"] if rate is None else ["--rate", rate]))
 
 
+def beside_torchft(plan: dict) -> dict:
+    """outer_torchft.py on four hosts of a lab."""
+    folder = os.environ.get("TORCHFT", "")
+    if not (Path(folder) / "torchft").is_dir():
+        raise cells.CellError(f"TORCHFT names no folder that has torchft: pip install torchft=={TORCHFT_VERSION} into an environment of its own, and "
+                              "TORCHFT=its site-packages")
+    return engines.timed("bench.engines.outer_torchft", {**plan, "torchft": folder}, "--hosts", WORLD, "--rate", "100mbit")
+
+
 # ---- cells ------------------------------------------------------------------------------------------------------------
 
 
 def learning_name(model: str, way: str, rate: float, seed: int) -> str:
     return f"learning-{model}-{way}-{rate:g}-{seed}"
+
+
+def rated_name(model: str, name: str, way: str) -> str:
+    return f"rates-{model}-{name.replace(', ', '-').replace(' ', '-')}-{way}"
+
+
+def widened(rates: list[float], seen: dict[float, float]) -> list[float]:
+    """With one more where the best of all is at an end."""
+    if len(seen) < len(rates):
+        return rates
+    best = min(rates, key=seen.__getitem__)  # bits: less is better
+    if rates[0] < best < rates[-1]:
+        return rates
+    return [best / 2, *rates] if best == rates[0] else [*rates, best * 2]
+
+
+def known_rates(rates: list[float], seen: dict[float, float]) -> list[float]:
+    """Those that a run has come to which has seen these."""
+    while (more := widened(rates, {rate: seen[rate] for rate in rates if rate in seen})) != rates:
+        rates = more
+    return rates
 
 
 def tried(found, model: str, way: str) -> tuple[list[float], float | None]:
@@ -147,10 +247,9 @@ def tried(found, model: str, way: str) -> tuple[list[float], float | None]:
         seen = {rate: cell["final"] for rate in rates if (cell := found(learning_name(model, way, rate, 0)))}
         if len(seen) < len(rates):
             return rates, None
-        best = min(seen, key=seen.__getitem__)  # bits: less is better
-        if rates[0] < best < rates[-1]:
-            return rates, best
-        rates = [best / 2, *rates] if best == rates[0] else [*rates, best * 2]
+        if (more := widened(rates, seen)) == rates:
+            return rates, min(rates, key=seen.__getitem__)
+        rates = more
 
 
 def cells_of(quick: bool = False) -> list[cells.Cell]:
@@ -168,8 +267,11 @@ def cells_of(quick: bool = False) -> list[cells.Cell]:
             made += [cell(model, way, rate, 0, STEPS) for rate in rates]
             made += [cell(model, way, best, seed, STEPS) for seed in SEEDS[1:] if best and not quick]
     made += [cell(model, way, 0, seed, models.MODELS[model].steps) for model, ways in SEEN.items() for way in ways for seed in (SEEDS[:1] if quick else SEEDS)]
+    made += [cells.Cell(rated_name(model, name, way), functools.partial(rated, model, name, way, 10 if quick else steps, rates, folder), folder)
+             for (model, name), (steps, rates) in RATES.items() for way in RATED]
     made += [cell("gpt", way, LONG_RATE, seed, LONG_STEPS) for way in LONG for seed in (SEEDS[:1] if quick else SEEDS)]
-    return made + [cells.Cell(name, functools.partial(timed, {**plan, **some}, rate), folder) for name, (plan, rate) in TIMED.items()]
+    made += [cells.Cell(name, functools.partial(timed, {**plan, **some}, rate), folder) for name, (plan, rate) in TIMED.items()]
+    return [*made, cells.Cell("torchft", functools.partial(beside_torchft, {**TORCHFT, "steps": 60} if quick else TORCHFT), folder)]
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------
@@ -265,6 +367,25 @@ def bars_of(found: Found) -> list:
     return bars
 
 
+def rows_of_rates(found: Found, cells_found: dict) -> list:
+    rows = []
+
+    def add(what: str, steps: int, way: str, bits: list) -> None:
+        best = min(bits, key=lambda pair: pair[1])[0]
+        rows.append([what, str(steps), WAYS[way][0], ", ".join(f"{rate:g}: {value:.3f}" for rate, value in bits), f"{best:g}"])
+
+    for model, name in RATES:
+        for way in RATED:
+            if cell := cells_found.get(rated_name(model, name, way)):
+                add(f"{model}, {name}", cell["steps"], way, cell["bits"])
+    for model in READERS:
+        for way in RATED:
+            rates, best = found.best_rate(model, way)
+            if best is not None:
+                add(f"{model}, AdamW", STEPS, way, [(rate, cells_found[learning_name(model, way, rate, 0)]["final"]) for rate in rates])
+    return rows
+
+
 def tables_of(cells_found: dict) -> dict:
     """cells_found: by cell, what it gave, or None."""
     found, made = Found(cells_found), {}
@@ -291,6 +412,13 @@ def tables_of(cells_found: dict) -> dict:
             for way in LONG if (runs := found.seeds("gpt", way, LONG_RATE))]
     if rows:
         made["long rounds"] = tables.table(["exchange", ("bits by seed", "{:.3f}, {:.3f}, {:.3f}"), ("mean", "{:.3f}"), ("× fewer bytes", "{:d1}")], rows)
+    if sent := cells_found.get("torchft"):
+        rows = [[WAYS[way][0] if way in WAYS else f"DiLoCo of torchft {TORCHFT_VERSION}, Gloo", sent[way] / 1000, sent["torchft"] / sent[way],
+                 "≥ 20" if way == "every20-diloco-once" else ""] for way in TORCHFT["ways"]]
+        made["torchft"] = tables.table(["exchange", ("kB of a round", "{:,.0f}"), ("× fewer than torchft", "{:.1f}"), "bar"], rows)
+    rows = rows_of_rates(found, cells_found)
+    if rows:
+        made["rates"] = tables.table(["model, optimizer", "steps", "exchange", "rate: bits on held-out data", "best rate"], rows)
     rows = [[name, WAYS.get(way, (way,))[0], 1e3 * values["seconds"], found.time(name, plan["model"], way) if way in WAYS and rate else None]
             for name, (plan, rate) in TIMED.items() if cells_found.get(name) for way, values in cells_found[name]["ways"].items()]
     if rows:
@@ -304,7 +432,7 @@ def main(arguments=None) -> int:
     given = cells.options("python -m bench.engines.outer", __doc__, arguments)
     folder = ROOT / "out" / "bench" if given.quick else ROOT / "docs" / "results"
     made, status = [], 0
-    while len(known := cells_of(given.quick)) > len(made) and not status:  # what was found makes more of them known
+    while len(known := cells_of(given.quick)) > len(made):  # what was found makes more of them known; what cannot be made here is tried again
         made, status = known, cells.make(known, given, lambda found: tables.publish(folder, "outer", "make outer", tables_of(found), keep=True))
     return status
 

@@ -74,3 +74,24 @@ def test_seeds_follow_once_a_rate_is_chosen(tmp_path, monkeypatch):
         (tmp_path / f"{bench.learning_name('gpt', 'float32', rate, 0)}.json").write_text(json.dumps(run(final)))
     then = {cell.name for cell in bench.cells_of()}
     assert then - first == {bench.learning_name("gpt", "float32", 4e-3, seed) for seed in (1, 2)}
+
+
+@pytest.mark.parametrize("seen", [{}, {2.0: 0.5, 4.0: 0.4, 8.0: 0.3}, {2.0: 0.3, 4.0: 0.4, 8.0: float("inf")}])
+def test_rates_of_interrupted_run_go_on_from_seen(seen):
+    wanted = {0.0: [2.0, 4.0, 8.0], 0.5: [2.0, 4.0, 8.0, 16.0], 0.3: [1.0, 2.0, 4.0, 8.0]}[seen.get(2.0, 0.0)]
+    assert bench.known_rates([2.0, 4.0, 8.0], seen) == wanted
+
+
+def test_best_rate_of_each_optimizer_is_in_table():
+    found = everything() | {bench.rated_name("mlp", "SGD", "float32"): {"steps": 100, "bits": [[0.5, 0.3], [1.0, 0.2], [2.0, 0.7]]}}
+    rows = bench.tables_of(found)["rates"]["rows"]
+    assert rows[0] == ["mlp, SGD", "100", "gradients, float32", "0.5: 0.300, 1: 0.200, 2: 0.700", "1"]
+    assert [(row[0], row[4]) for row in rows[1:]] == [("gpt, AdamW", "0.008")] * 2 + [("lstm, AdamW", "0.008")] * 2
+
+
+def test_bytes_of_torchft_stand_beside_those_of_rounds(monkeypatch, tmp_path):
+    found = everything() | {"torchft": {"torchft": 7.2e6, "every20-diloco": 7.1e6, "every20-diloco-once": 3e5}}
+    assert bench.tables_of(found)["torchft"]["rows"][2][1:] == [300.0, 24.0, "≥ 20"]
+    monkeypatch.setenv("TORCHFT", str(tmp_path))
+    with pytest.raises(bench.cells.CellError, match="pip install torchft==0.2.0"):
+        bench.beside_torchft(bench.TORCHFT)
