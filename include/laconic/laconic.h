@@ -294,6 +294,14 @@ LACONIC_API void laconic_session_destroy(laconic_session* session);
  * depend on parameters, spec, rules and node_shards only. Error: invalid_argument. */
 LACONIC_API int32_t laconic_session_shard(const laconic_session* session, uint32_t parameter,
                                           uint64_t* first, uint64_t* count);
+/* Control policies decide the same for all shards of a node if its ranks gather, at the end of a
+ * step, the LACONIC_REPORT_BYTES(world) bytes that `reports` writes, and pass those of all of them,
+ * in rank order, to decide_by. `world`: that of the session. Error: invalid_argument where `bytes`
+ * is no multiple of that. */
+#define LACONIC_REPORT_BYTES(world) (8 + 12 * (uint64_t)(world))
+LACONIC_API int32_t laconic_session_reports(laconic_session* session, void* reports);
+LACONIC_API int32_t laconic_session_decide_by(laconic_session* session, const void* reports,
+                                              uint64_t bytes);
 
 /* Agreement: before the first exchange every rank gathers LACONIC_AGREEMENT_BYTES from every
  * rank. gathered: all ranks' bytes, in rank order. check fails on every rank with the same

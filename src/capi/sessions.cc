@@ -12,6 +12,7 @@
 #include "capi/handles.h"
 #include "capi/settings.h"
 #include "session/describe.h"
+#include "session/node_reports.h"
 
 namespace {
 
@@ -190,6 +191,32 @@ int32_t laconic_session_shard(const laconic_session* session, uint32_t parameter
     const auto& held = model.assignment(parameter).held;
     *first = held.first;
     *count = held.count;
+    return 0;
+  });
+}
+
+int32_t laconic_session_reports(laconic_session* session, void* reports) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr || reports == nullptr) return null_argument("session and reports");
+    auto& own = *session->session;
+    const auto held = own.hold();
+    store_node_reports(own.active(), {static_cast<uint8_t*>(reports),
+                                      LACONIC_REPORT_BYTES(own.model().options().world)});
+    return 0;
+  });
+}
+
+int32_t laconic_session_decide_by(laconic_session* session, const void* reports, uint64_t bytes) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr || reports == nullptr) return null_argument("session and reports");
+    auto& own = *session->session;
+    const uint64_t one = LACONIC_REPORT_BYTES(own.model().options().world);
+    if (bytes % one != 0) {
+      return fail(Errc::invalid_argument, "these are not the reports of whole ranks",
+                  "gather what laconic_session_reports writes from every rank of the node");
+    }
+    const auto held = own.hold();
+    decide_by(own.active(), {static_cast<const uint8_t*>(reports), bytes}, one);
     return 0;
   });
 }

@@ -198,6 +198,8 @@ _SIGNATURES = {
     "laconic_parameter_id": (c_uint64, [c_char_p]),
     "laconic_session_create": (c_int32, [POINTER(SessionOptions), POINTER(Parameter), c_uint32, POINTER(_P)]),
     "laconic_session_destroy": (None, [_P]),
+    "laconic_session_reports": (c_int32, [_P, c_void_p]),
+    "laconic_session_decide_by": (c_int32, [_P, c_void_p, c_uint64]),
     "laconic_session_shard": (c_int32, [_P, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
     "laconic_session_agreement": (c_int32, [_P, c_void_p]),
     "laconic_session_check_agreement": (c_int32, [_P, c_void_p]),

@@ -126,6 +126,16 @@ class CSession:
             held.append((first.value, count.value))
         return held
 
+    def report(self) -> bytes:
+        """What the ranks of its shard have reported in this step: as many bytes for every shard of a node."""
+        written = ctypes.create_string_buffer(8 + 12 * self.header()["world"])
+        _lib.check(_lib.lib.laconic_session_reports(self._handle, written))
+        return written.raw
+
+    def decide_by(self, reports: bytes) -> None:
+        """The reports of all shards of a node, in rank order."""
+        _lib.check(_lib.lib.laconic_session_decide_by(self._handle, reports, len(reports)))
+
     def unable(self, settings) -> LaconicError | None:
         """Why this rank cannot take the settings; None: it can, or once residuals have gone out. Driver.set follows."""
         try:

@@ -130,15 +130,15 @@ class Exchanges:
         self._undo_if_broken()
         self.driver.finish()
         if self._order is not None:
-            self._leave(self._order.end_step, self._session.flush)
+            self._leave(self._order.end_step, self._session)
 
     def _leave(self, leave, *arguments) -> None:
         """Jobs leave, unless nothing is exchanged any more."""
         if self.broken is None:
             try:
                 return leave(*arguments)
-            except LaconicError as error:
-                self.failed(error, (), self._step, "inside the node")
+            except LaconicError as error:  # the ranks of the node are at different places now
+                self.break_off(self.failed(error, (), self._step, "inside the node"), error)
         self._undo_if_broken()
 
     def flush(self, steps: int) -> int:

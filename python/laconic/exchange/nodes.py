@@ -20,7 +20,7 @@ from .driver import engine_failed
 
 #: whole elements for each shard above which a buffer is long: later ones let go of it within the step
 LONG = 1 << 16
-#: what a rank tells its node at the end of a step: a code, the steps of a flush, and a message
+#: what a rank tells its node at the end of a step: a code, the steps of a flush, and a message; its shard's reports follow
 _TOLD = struct.Struct("<iI632s")
 
 
@@ -167,17 +167,19 @@ class NodeStage:
         finally:
             self.node_seconds += time.perf_counter() - since
 
-    def end_step(self, failure: LaconicError | None, flush: int) -> tuple[LaconicError | None, int]:
-        """The step's first failure on a rank of the node, and the longest flush that one has asked for: the same on all of them."""
+    def end_step(self, failure: LaconicError | None, flush: int, report: bytes) -> tuple[LaconicError | None, int, bytes]:
+        """The step's first failure on a rank of the node, the longest flush that one has asked for, and all reports: the same on all of them."""
         code, message = (0, "") if failure is None else (failure.code, str(failure.message))
         with self._timed():
-            told = self._within(lambda inside: inside.gather_bytes(_TOLD.pack(code, flush, message.encode()[:632])))
-        told = [_TOLD.unpack_from(told, _TOLD.size * r) for r in range(self.nodes.size)]
+            told = self._within(lambda inside: inside.gather_bytes(_TOLD.pack(code, flush, message.encode()[:632]) + report))
+        size = _TOLD.size + len(report)
+        reports = b"".join(told[size * r + _TOLD.size : size * (r + 1)] for r in range(self.nodes.size))
+        told = [_TOLD.unpack_from(told, size * r) for r in range(self.nodes.size)]
         failed = next(((code, text) for code, _, text in told if code), None)
         if failed is not None and failure is None:
             name = next((name for name, number in errors.CODES.items() if number == failed[0]), "peer_failed")
             failure = LaconicError(failed[0], name, failed[1].rstrip(b"\0").decode(errors="ignore"), None)
-        return failure, max(steps for _, steps, _ in told)
+        return failure, max(steps for _, steps, _ in told), reports
 
     def compared(self, text: str, failure: LaconicError | None) -> LaconicError | None:
         """Why a rank of the node cannot take other settings, or that their texts differ. Collective over them."""
@@ -241,13 +243,14 @@ class InOrder:
         while len(self._jobs) > 1:
             self._leave_first(lambda: None)
 
-    def end_step(self, flush) -> None:
-        """All exchanges of the step have ended. `flush(steps)`: some rank of the node has asked for it."""
+    def end_step(self, session) -> None:
+        """All exchanges of the step have ended. The session receives the reports of all shards, and a flush that a rank of the node asks for."""
         for job in self._jobs:
             self._stage.leave(job.ticket)
-        failure, steps = self._stage.end_step(self.failure, self.flush)
+        failure, steps, reports = self._stage.end_step(self.failure, self.flush, session.report())
+        session.decide_by(reports)
         if steps:
-            flush(steps)
+            session.flush(steps)
         self.failure, self.flush = None, 0
         self._long.clear()
         while self._jobs:

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/concat.h"
-#include "control/report.h"
 #include "laconic/bytes.h"
+#include "session/node_reports.h"
 #include "session/without_throwing.h"
 
 namespace laconic::session {
@@ -28,13 +28,8 @@ struct Head {
 };
 static_assert(sizeof(Head) == 32);
 
-/// A rank's message at the end of a step: a failure card or zeros, the number of reports that its
-/// shard's ranks have exchanged, and these.
-constexpr uint64_t note_bytes(uint32_t world) {
-  return kAgreementBytes + sizeof(uint64_t) + world * control::kReportBytes;
-}
-
-using ReportBytes = std::span<const uint8_t, control::kReportBytes>;
+/// A rank's message at the end of a step: a failure card or zeros, and its reports.
+constexpr uint64_t note_bytes(uint32_t world) { return kAgreementBytes + node_report_bytes(world); }
 
 /// Elements that are added at a time.
 constexpr uint64_t kBlock = 1024;
@@ -76,8 +71,6 @@ NodeDriver::NodeDriver(Session& session, Engine& inside, std::chrono::millisecon
   memory_.shard.reset(new float[own + 1]);
   memory_.whole.reset(new uint8_t[heads + piece * sizeof(float)]);
   memory_.terms.reset(new uint8_t[heads + (inside.world() - 1) * shard * sizeof(float)]);
-  memory_.reports.reserve(model.options().world);
-  memory_.chosen.reserve(model.options().world);
 }
 
 NodeDriver::Sides::Sides(uint32_t ranks) : bytes(ranks), offsets(ranks) {}
@@ -314,46 +307,22 @@ Result<void> NodeDriver::finish() {
 
 /// One message among the node's ranks: what has failed, and what policies decide by.
 Result<void> NodeDriver::meet(const Result<void>& done) {
-  const std::vector<control::Report>& reports = session_->active().heard.reports;
   const AgreementCard card = done ? AgreementCard{} : failure_card(done.error());
   std::ranges::copy(card, note_.begin());
-  uint8_t* to = note_.data() + card.size();
-  store(to, uint64_t{reports.size()});
-  to += sizeof(uint64_t);
-  for (const control::Report& report : reports) {
-    control::store_report(
-        report, std::span<uint8_t, control::kReportBytes>(to, to + control::kReportBytes));
-    to += control::kReportBytes;
+  {
+    const auto held = session_->hold();
+    store_node_reports(session_->active(), std::span(note_).subspan(card.size()));
   }
   const auto notes = link_.gather(note_);
   if (!notes) {
     over_ = copy_of(notes.error());
     return notes.error();
   }
-  decide_by(*notes);
-  return failure_of_node(*notes, note_.size());
-}
-
-/// The reports of the shard whose network took longest are those of all: policies decide the same
-/// on every rank.
-void NodeDriver::decide_by(Bytes notes) {
-  std::vector<control::Report>& reports = memory_.reports;
-  std::vector<control::Report>& chosen = memory_.chosen;
-  chosen.clear();
-  for (uint64_t at = kAgreementBytes; at < notes.size(); at += note_.size()) {
-    const uint8_t* theirs = notes.data() + at;
-    const auto count = std::min<uint64_t>(load<uint64_t>(theirs), reports.capacity());
-    reports.clear();
-    theirs += sizeof(uint64_t);
-    for (uint64_t i = 0; i < count; ++i, theirs += control::kReportBytes)
-      reports.push_back(control::load_report(ReportBytes(theirs, control::kReportBytes)));
-    if (control::agreed_network(reports).value() > control::agreed_network(chosen).value())
-      std::swap(reports, chosen);
+  {
+    const auto held = session_->hold();
+    decide_by(session_->active(), notes->subspan(card.size()), note_.size());
   }
-  if (chosen.empty()) return;
-  const auto held = session_->hold();
-  Active& active = session_->active();
-  if (active.steering) active.steering->heard(active.heard.step, chosen);
+  return failure_of_node(*notes, note_.size());
 }
 
 }  // namespace laconic::session

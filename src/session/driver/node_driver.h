@@ -14,7 +14,6 @@
 #include <optional>
 #include <vector>
 
-#include "control/report.h"
 #include "session/driver/driver.h"
 #include "session/driver/node_link.h"
 
@@ -55,7 +54,6 @@ class NodeDriver final : public Listener {
     std::unique_ptr<float[]> shard;    // what the session exchanges
     std::unique_ptr<uint8_t[]> whole;  // a piece, by shard
     std::unique_ptr<uint8_t[]> terms;  // of the shard, by rank
-    std::vector<control::Report> reports, chosen;
   };
   struct Sides {
     explicit Sides(uint32_t ranks);
@@ -75,7 +73,6 @@ class NodeDriver final : public Listener {
   void out(const Piece& piece);
   Result<void> exchange(uint8_t* send, const Sides& sent, uint8_t* recv, const Sides& received);
   Result<void> meet(const Result<void>& done);
-  void decide_by(Bytes notes);
   [[nodiscard]] bool is_long(const Piece& piece) const noexcept;
   template <class Body>
   void for_ranges(const Piece& piece, uint32_t shard, const Body& body) const;

@@ -348,6 +348,16 @@ inline std::span<const Function> session_functions() {
          return laconic_session_shard(a("session", o.world.ranks[0].session), 0,
                                       a("first", &o.written), a("count", &count));
        }},
+      {"laconic_session_reports", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         return laconic_session_reports(a("session", o.world.ranks[0].session),
+                                        a("reports", o.room.data()));
+       }},
+      {"laconic_session_decide_by", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         return laconic_session_decide_by(a("session", o.world.ranks[0].session),
+                                          a("reports", o.room.data()), 0);
+       }},
       {"laconic_session_agreement", Gives::code,
        [](Objects& o, Arguments& a) -> int32_t {
          return laconic_session_agreement(a("session", o.world.ranks[0].session),

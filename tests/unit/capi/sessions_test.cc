@@ -268,6 +268,16 @@ TEST(Sessions, AgreementNamesDifferences) {
   EXPECT_NE(std::string(laconic_last_message()).find("'topk:ratio=0.2'"), std::string::npos);
 }
 
+TEST(Sessions, ReportsAreThoseOfWholeRanks) {
+  World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
+  laconic_session* const session = world.ranks[0].session;
+  std::vector<uint8_t> reports(2 * LACONIC_REPORT_BYTES(2));
+  EXPECT_EQ(laconic_session_reports(session, reports.data()), 0);
+  EXPECT_EQ(laconic_session_decide_by(session, reports.data(), reports.size()), 0);
+  EXPECT_EQ(laconic_session_decide_by(session, reports.data(), reports.size() - 1),
+            code_of(Errc::invalid_argument));
+}
+
 laconic_settings keep_all() {
   return {
       sizeof(laconic_settings), LACONIC_KEEP, nullptr, nullptr, nullptr, LACONIC_KEEP, 0, nullptr};
