@@ -85,7 +85,7 @@ class Exchanges:
         self._unit_of: tuple = None, None  # scale and rates of the last job
         self._token = self._step = 0  # of the last job
         self._begun: dict[int, Job] = {}  # that have not ended, by token
-        self._order = stage.in_order(session.window)
+        self._order = stage.in_order(session.window, residuals)
         ours = weakref.WeakMethod(self._ended)  # queued jobs hold this object, the driver does not
         self.driver = session.driver(engine, lambda *ending: ours()(*ending), _span)
 
@@ -108,16 +108,23 @@ class Exchanges:
 
     def _fetch(self, job: Job) -> tuple[int, LaconicError | None]:
         """The address of a job's gradients, in the unit of the residuals, or the error that all ranks report."""
-        if self._order is not None and self.broken is not None:
+        if self._stage.over is not None:
             return 0, self.broken
+        failure = job.failure
         try:
-            address, scale = self._stage.ready(job.ticket), float(job.scale)
+            address = self._stage.ready(job.ticket)
         except RuntimeError as error:
-            if self._order is not None and getattr(error, "code", 0) == ENGINE_FAILED:  # the ranks of a node cannot exchange
-                return 0, self.failed(error, job.layout.parameters, job.step, f"bucket {job.index}")
-            return 0, copy_failed(error, f"from {self._stage.device} to the host")
-        self._residuals.follow(scale, job.rates)
-        return (address if job.failure is None else 0), job.failure
+            if self._stage.over is not None:
+                return 0, self.failed(self._stage.over, job.layout.parameters, job.step, f"bucket {job.index}")
+            address, failure = self._stage.brought(job.ticket), self._copy_failed(error)
+        try:
+            self._residuals.follow(float(job.scale), job.rates)
+        except RuntimeError as error:
+            return 0, self._copy_failed(error)
+        return (address if job.failure is None else 0), failure
+
+    def _copy_failed(self, error: RuntimeError) -> LaconicError:
+        return copy_failed(error, f"from {self._stage.device} to the host")
 
     def drain(self) -> None:
         """Ends what was served, and not the step."""
@@ -129,16 +136,31 @@ class Exchanges:
     def end_step(self) -> None:
         self._undo_if_broken()
         self.driver.finish()
-        if self._order is not None:
-            self._leave(self._order.end_step, self._session)
+        if self._order is None:
+            return
+        self._order.failure = self.broken or self._order.failure
+        failure = self._leave(self._order.meet, self._session)
+        if failure is None:
+            self._leave(self._order.end_step)
+        else:
+            self._heard(failure)
+            self._order.give_up(failure)
 
-    def _leave(self, leave, *arguments) -> None:
-        """Jobs leave, unless nothing is exchanged any more."""
-        if self.broken is None:
+    def _heard(self, failure: LaconicError) -> None:
+        """All ranks of the node do, between the same two jobs."""
+        if failure is not self.broken:
+            self.last_error = failure
+        if failure.code == ENGINE_FAILED:
+            self.break_off(failure)
+
+    def _leave(self, leave, *arguments):
+        """The result of `leave`, by which jobs leave, unless nothing is exchanged any more."""
+        if self._stage.over is None:
             try:
                 return leave(*arguments)
             except LaconicError as error:  # the ranks of the node are at different places now
-                self.break_off(self.failed(error, (), self._step, "inside the node"), error)
+                self.break_off(self.failed(error, (), self._step, "inside the node"))
+                self._stage.fail(self.broken)
         self._undo_if_broken()
 
     def flush(self, steps: int) -> int:
@@ -186,11 +208,11 @@ class Exchanges:
             return self.broken
         names = [self._session.names[i] for i in parameters]
         what += f" ({shorten(names)})" if names else ""
-        message = f"rank {self._session.rank}, {what}, step {step}: {error.message}"
+        message = f"rank {self._session.rank}, {what}, step {step}: {self._stage.named(error.message)}"
         self.last_error = LaconicError(error.code, error.name, message, error.hint)
         self.last_error.__cause__ = error.__cause__  # what a registered codec has raised
         if of_engine:
-            self.break_off(self.last_error, error)
+            self.break_off(self.last_error)
         elif self._order is not None:
             self._order.failure = self._order.failure or self.last_error
         return self.broken or self.last_error
@@ -199,9 +221,9 @@ class Exchanges:
         """The caller's own sum of a buffer failed: nothing may go out any more. Gives the first failure."""
         return self.broken or self.failed(engine_failed(error), layout.parameters, step, "an uncompressed bucket")
 
-    def break_off(self, error: LaconicError, cause: LaconicError | None = None) -> None:
-        """Stops all exchanges. The other ranks wait for this one: if the engine can, it reports the failure to them, and its cause to those
-        of a node."""
+    def break_off(self, error: LaconicError) -> None:
+        """Stops all exchanges. The other ranks wait for this one: if the engine can, it reports the failure to them. Those of a node hear it at
+        the end of the step."""
         with self._lock:
             first, self.broken = self.broken is None, self.broken or error
         if first and hasattr(self._lane, "spoil"):
@@ -209,7 +231,6 @@ class Exchanges:
         if first and threading.current_thread() is self._lane.thread:
             with contextlib.suppress(BaseException):  # it raises what all ranks report
                 self.driver.table.engine.fail(None, self.broken)
-            self._stage.fail(cause or self.broken)
 
     def thread_failed(self, error: BaseException) -> None:
         """A call in the worker's thread has raised: what waits for a job that was begun gets the reason."""
@@ -217,6 +238,7 @@ class Exchanges:
         self.break_off(errors.error("engine_failed", f"rank {self._session.rank}: laconic's thread failed: {said}",
                                     "restart the ranks from the last checkpoint"))
         self.last_error = self.broken
+        self._stage.fail(self.broken)
         with contextlib.suppress(BaseException):  # the end of an exchange may raise, too
             self._undo_if_broken()
         if self._order is not None:
@@ -227,7 +249,7 @@ class Exchanges:
     def _undo_if_broken(self) -> None:
         if self.broken is not None:
             self.driver.break_off(self.broken)
-            if self._order is not None:
+            if self._stage.over is not None:
                 self._order.give_up(self.broken)
 
     def undo_unfinished(self) -> None:
@@ -246,8 +268,10 @@ class Exchanges:
         try:
             return what(*arguments)
         finally:
-            if self._session.broken is not None:
-                self.break_off(self._session.broken)
+            why = self._session.broken or self._stage.over
+            if why is not None:
+                self.break_off(why)
+                self._stage.fail(why)
 
     def of(self, layouts: list, apart: bool) -> list[tuple[int, ...]]:
         """The parameters of each exchange in which a step brings these buffers, in the order of their ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import re
 import struct
 import time
 import weakref
@@ -16,10 +17,12 @@ from ..core.errors import LaconicError
 from ..engines.c10d import swap
 from ..engines.nodes import Nodes, failure_in
 from .csession import Layout
-from .driver import engine_failed
+from .driver import ENGINE_FAILED, engine_failed
 
 #: whole elements for each shard above which a buffer is long: later ones let go of it within the step
 LONG = 1 << 16
+#: how a session begins what another rank reports
+_OF_PEER = re.compile(r"\Arank (\d+) failed in bucket")
 #: what a rank tells its node at the end of a step: a code, the steps of a flush, and a message; its shard's reports follow
 _TOLD = struct.Struct("<iI632s")
 
@@ -69,14 +72,15 @@ class NodeStage:
         self._inner, self.nodes, self._inside, self._held = inner, nodes, inside, held
         self._kept: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # layout → _Kept
         self._scratch: dict[str, torch.Tensor] = {}
-        self._layouts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # ticket → layout
+        #: why the ranks of the node exchange nothing any more
+        self.over: LaconicError | None = None
         self.node_bytes, self.node_seconds = 0, 0.0
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
 
-    def in_order(self, window: int) -> InOrder:
-        return InOrder(self, window)
+    def in_order(self, window: int, residuals) -> InOrder:
+        return InOrder(self, window, residuals)
 
     def layout(self, layout: Layout) -> Layout:
         """What the session exchanges of it."""
@@ -96,18 +100,38 @@ class NodeStage:
         return ticket
 
     def ready(self, ticket) -> int:
-        """The address of the node's mean of this rank's shard. RuntimeError if this rank's gradients did not come, LaconicError if the node's
-        ranks cannot exchange."""
+        """The address of the node's mean of this rank's shard. RuntimeError if this rank's gradients did not come, see `brought`, LaconicError
+        (`over`) if the node's ranks cannot exchange."""
         trouble = None
         try:
             self._inner.ready(ticket)
         except RuntimeError as error:  # the others of the node wait for its share
             trouble = error
         with self._timed():
-            self._enter(ticket, trouble is not None)
+            try:
+                self._enter(ticket, trouble is not None)
+            except LaconicError:
+                raise
+            except RuntimeError as error:  # no memory: the others wait for what this rank cannot send
+                self.fail(errors.error("engine_failed", f"rank {self.nodes.rank}, inside the node: {type(error).__name__}: {error}",
+                                       "restart the ranks from the last checkpoint"))
+                raise self.over from error
         if trouble is not None:
             raise trouble
-        return self._of(ticket.layout).shard.data_ptr()
+        return self.brought(ticket)
+
+    def brought(self, ticket) -> int:
+        """The address of what the ranks of the node have brought of this rank's shard; 0: nothing."""
+        return 0 if self.over is not None else self._of(ticket.layout).shard.data_ptr()
+
+    def named(self, message: str) -> str:
+        """A rank's number there is that of its node."""
+        return _OF_PEER.sub(lambda found: f"rank {self.nodes.across[int(found[1])]} failed in bucket", message, count=1)
+
+    def means(self, ticket) -> torch.Tensor:
+        """Of this rank's shard, once its exchange has ended."""
+        kept = self._of(ticket.layout)
+        return kept.shard[: kept.sizes[self.nodes.local]]
 
     def _enter(self, ticket, absent: bool) -> None:
         kept, size, own = self._of(ticket.layout), self.nodes.size, self._of(ticket.layout).sizes[self.nodes.local]
@@ -154,10 +178,11 @@ class NodeStage:
     def _within(self, call, *arguments):
         try:
             return call(self._inside, *arguments)
-        except LaconicError:
-            raise
         except RuntimeError as error:
-            raise engine_failed(error) from error
+            failure = engine_failed(error)
+            if failure.code == ENGINE_FAILED:
+                self.over = self.over or failure
+            raise failure from error
 
     @contextlib.contextmanager
     def _timed(self):
@@ -168,17 +193,23 @@ class NodeStage:
             self.node_seconds += time.perf_counter() - since
 
     def end_step(self, failure: LaconicError | None, flush: int, report: bytes) -> tuple[LaconicError | None, int, bytes]:
-        """The step's first failure on a rank of the node, the longest flush that one has asked for, and all reports: the same on all of them."""
+        """The step's failure on a rank of the node, of an engine if there is one, the longest flush that one has asked for, and all reports: the
+        same on all of them."""
         code, message = (0, "") if failure is None else (failure.code, str(failure.message))
         with self._timed():
             told = self._within(lambda inside: inside.gather_bytes(_TOLD.pack(code, flush, message.encode()[:632]) + report))
         size = _TOLD.size + len(report)
         reports = b"".join(told[size * r + _TOLD.size : size * (r + 1)] for r in range(self.nodes.size))
         told = [_TOLD.unpack_from(told, size * r) for r in range(self.nodes.size)]
-        failed = next(((code, text) for code, _, text in told if code), None)
-        if failed is not None and failure is None:
-            name = next((name for name, number in errors.CODES.items() if number == failed[0]), "peer_failed")
-            failure = LaconicError(failed[0], name, failed[1].rstrip(b"\0").decode(errors="ignore"), None)
+        failed = [rank for rank, (code, _, _) in enumerate(told) if code]
+        if failed:
+            first = min(failed, key=lambda rank: told[rank][0] != ENGINE_FAILED)
+            code, _, text = told[first]
+            if first != self.nodes.local:
+                name = next((name for name, number in errors.CODES.items() if number == code), "peer_failed")
+                failure = LaconicError(code, name, text.rstrip(b"\0").decode(errors="ignore"), None)
+            if code == ENGINE_FAILED:
+                self.over = failure
         return failure, max(steps for _, steps, _ in told), reports
 
     def compared(self, text: str, failure: LaconicError | None) -> LaconicError | None:
@@ -187,6 +218,7 @@ class NodeStage:
 
     def fail(self, error: LaconicError) -> None:
         """This rank exchanges nothing any more: the others of the node hear why."""
+        self.over = self.over or error
         with contextlib.suppress(BaseException):  # it raises what all of them report
             self._inside.fail(None, error)
 
@@ -203,10 +235,15 @@ _abandoned: list = []
 
 class InOrder:
     """When the jobs of a step leave: at places that follow from the order and sizes of whole buffers, the same on all ranks of a node, whatever
-    their shards' exchanges do."""
+    their shards' exchanges do.
 
-    def __init__(self, stage: NodeStage, window: int):
-        self._stage, self._window = stage, window
+    After the failure of a shard's exchange, also of its engine, its rank goes on until the end of the step, when the node hears of it: what the
+    others bring is in its residuals then. Jobs that have not left by then fail on all ranks, and the means of their shards go back into the
+    residuals.
+    """
+
+    def __init__(self, stage: NodeStage, window: int, residuals):
+        self._stage, self._window, self._residuals = stage, window, residuals
         self._jobs: collections.deque = collections.deque()  # that have not left
         self._long: collections.deque = collections.deque()  # of the step's long jobs, the last ones
         self.failure: LaconicError | None = None  #: the step's first
@@ -234,6 +271,12 @@ class InOrder:
         job = self._jobs[0]
         if not job.over:
             drain()
+        self._leave()
+
+    def _leave(self) -> None:
+        job = self._jobs[0]
+        if job.error is not None:
+            self._stage.means(job.ticket).zero_()  # what the residuals have is not given out, too
         self._stage.leave(job.ticket)
         self._jobs.popleft()
         job.end()
@@ -243,24 +286,28 @@ class InOrder:
         while len(self._jobs) > 1:
             self._leave_first(lambda: None)
 
-    def end_step(self, session) -> None:
-        """All exchanges of the step have ended. The session receives the reports of all shards, and a flush that a rank of the node asks for."""
-        for job in self._jobs:
-            self._stage.leave(job.ticket)
+    def meet(self, session) -> LaconicError | None:
+        """All exchanges of the step have ended: its failure on a rank of the node. The session receives the reports of all shards, and a flush
+        that a rank of the node asks for."""
         failure, steps, reports = self._stage.end_step(self.failure, self.flush, session.report())
-        session.decide_by(reports)
+        if self._stage.over is None:
+            session.decide_by(reports)
         if steps:
             session.flush(steps)
         self.failure, self.flush = None, 0
         self._long.clear()
+        return failure
+
+    def end_step(self) -> None:
+        """After `meet`: the jobs that are left."""
         while self._jobs:
-            job = self._jobs.popleft()
-            job.error = job.error or failure
-            job.end()
+            self._leave()
 
     def give_up(self, error: LaconicError) -> None:
-        """Nothing is exchanged any more."""
+        """The jobs that are left fail."""
         while self._jobs:
             job = self._jobs.popleft()
+            if job.over and job.error is None:
+                self._residuals.take_back(self._stage.layout(job.layout), self._stage.means(job.ticket))
             job.error = job.error or error
             job.end()

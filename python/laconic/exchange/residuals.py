@@ -62,6 +62,15 @@ class Residuals:
             if factor is not None and count:
                 view(address, count, _lib.F32).mul_(factor)
 
+    def take_back(self, layout, means: torch.Tensor) -> None:
+        """Adds a buffer's means that the ranks did not get. Those of all sessions add up to what they had sent."""
+        kept = {name: (address, count) for name, address, count in self._session.entries()}
+        for p, at in zip(layout.parameters, layout.offsets):
+            address, count = kept.get(f"residual/{self._session.names[p]}", (0, 0))
+            values = means[at : at + count]
+            if count and bool(values.isfinite().all()):
+                view(address, count, _lib.F32).add_(values)
+
     def saved(self, step: int) -> dict:
         """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit. With learning rates that residuals
         follow, "rates"."""

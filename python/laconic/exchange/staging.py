@@ -88,11 +88,22 @@ class Flat:
     nodes = None
     node_bytes, node_seconds = 0, 0.0
 
-    def in_order(self, window: int) -> None:
+    #: no ranks of a node exchange anything
+    over = None
+
+    def in_order(self, window: int, residuals) -> None:
         """What lets jobs leave in the order of all ranks of a node; None: each leaves by itself."""
 
     def layout(self, layout):
         return layout
+
+    def named(self, message: str) -> str:
+        """Of a failed exchange, with the job's numbers of ranks."""
+        return message
+
+    def brought(self, ticket: Ticket) -> int:
+        """What others have brought where this rank's gradients did not come."""
+        return 0
 
     #: no other rank has a say before the session's
     compared = None
