@@ -10,6 +10,7 @@ import itertools
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,7 +41,9 @@ WEEKLY = os.environ.get("TEST_TIER") == "weekly"
     ("on", "aabb", ((0, 1), (2, 3)), "requested"),
     ("on", "abab", ((0, 2), (1, 3)), "requested"),
     ("on", "bbaacc", ((0, 1), (2, 3), (4, 5)), "requested"),
-    ("on", "aab", None, "hosts have 1 to 2 ranks"),
+    ("on", "aab", None, "A has 2 ranks and B 1"),
+    ("on", "abbbaa", ((0, 4, 5), (1, 2, 3)), "requested"),
+    ("on", "abbba", None, "B has 3 ranks and A 2"),
     ("on", "aaaa", None, "all ranks are on one host"),
     ("on", "abc", None, "each host has one rank"),
     ("off", "aabb", None, "not requested"),
@@ -50,7 +53,7 @@ WEEKLY = os.environ.get("TEST_TIER") == "weekly"
 ])
 def test_places_with_equal_ranks_are_nodes(wish, places, ranks, why):
     for rank in range(len(places)):
-        nodes, told = seated(wish, list(places), rank)
+        nodes, told = seated(wish, list(places), rank, places.upper())
         assert (nodes and nodes.ranks, told) == (ranks, why)
         if nodes is not None:
             assert nodes.inside[nodes.local] == rank and rank in nodes.across and len(nodes.across) == nodes.count
@@ -58,7 +61,7 @@ def test_places_with_equal_ranks_are_nodes(wish, places, ranks, why):
 
 def test_number_that_does_not_divide_the_ranks_is_refused():
     with pytest.raises(LaconicError, match="4 ranks are no whole number of nodes"):
-        seated("3", list("aaaa"), 0)
+        seated("3", list("aaaa"), 0, "aaaa")
 
 
 @pytest.mark.parametrize("nodes", ["all", 0, -2, True, "2.5"])
@@ -207,11 +210,12 @@ def test_rank_keeps_residuals_of_its_shard_and_sends_its_shard(pools):
 # ---- hosts, and what is refused ----
 
 def _on_hosts(letters, nodes, spec="int8", **options):
-    place, environment.place = environment.place, lambda: letters[dist.get_rank()]
+    place, uname, host = environment.place, os.uname, letters[dist.get_rank()]
+    environment.place, os.uname = lambda: host, lambda: SimpleNamespace(nodename=host.upper())
     try:
         ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options={"nodes": nodes, **options})
     finally:
-        environment.place = place
+        environment.place, os.uname = place, uname
     training.step_once(ddp, optimizer, dist.get_rank(), 0)
     found = handle.explain()["nodes"], handle.describe(), training.digest(ddp)
     handle.close()
@@ -220,7 +224,7 @@ def _on_hosts(letters, nodes, spec="int8", **options):
 
 @pytest.mark.parametrize(("letters", "nodes", "spec", "said"), [
     ("abab", "on", "int8", "between 2 nodes of 2 ranks, inside them gloo"),
-    ("aaab", "on", "int8", "nodes: off, hosts have 1 to 3 ranks"),
+    ("aaab", "on", "int8", "nodes: off, A has 3 ranks and B 1"),
     ("aabb", "auto", "int8", "between 2 nodes of 2 ranks, inside them gloo"),
     ("aabb", "auto", "topk:ratio=0.001", "nodes: off, flat, a host sends 0."),
     ("aabb", "auto", "none", "nodes: off, nothing is compressed"),

@@ -132,7 +132,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         from ..engines.group import meet
         from ..exchange.lane import shared_of
 
-        meeting = meet(group, "attach", disabled, refusal, shared_of(group), [setting, environment.place()])
+        meeting = meet(group, "attach", disabled, refusal, shared_of(group), [setting, environment.place(), os.uname().nodename])
     elif refusal is not None:
         raise refusal
     if disabled:
@@ -263,7 +263,8 @@ def _nodes_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOp
         return None, ""
     from ..ddp.choice import refused, worthless
 
-    nodes, why = seated(setting, [card[1] for card in meeting.cards], dist.get_rank(group))
+    _, places, hosts = zip(*meeting.cards)
+    nodes, why = seated(setting, places, dist.get_rank(group), hosts)
     if nodes is None:
         return None, why
     why = refused(asked, servers)

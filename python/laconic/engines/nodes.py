@@ -75,8 +75,8 @@ class Nodes:
         return f"{self.count} nodes of {self.size} ranks"
 
 
-def seated(setting: str, places: list[str], rank: int) -> tuple[Nodes | None, str]:
-    """The nodes of ranks in these places (environment.place, in rank order); or none, and why. The same on every rank."""
+def seated(setting: str, places: list[str], rank: int, hosts: list[str]) -> tuple[Nodes | None, str]:
+    """The nodes of ranks in these places (environment.place, in rank order) on `hosts`, by name; or none, and why. The same on every rank."""
     world = len(places)
     if setting == "off":
         return None, "not requested"
@@ -94,7 +94,8 @@ def seated(setting: str, places: list[str], rank: int) -> tuple[Nodes | None, st
     if len(ranks) == 1:
         return None, "all ranks are on one host"
     if len(sizes) > 1:
-        return None, f"hosts have {min(sizes)} to {max(sizes)} ranks"
+        (most, fullest), (least, emptiest) = ((len(own), hosts[own[0]]) for own in (max(ranks, key=len), min(ranks, key=len)))
+        return None, f"{fullest} has {most} ranks and {emptiest} {least}"
     if sizes == {1}:
         return None, "each host has one rank"
     return Nodes(tuple(ranks), rank), "requested"
