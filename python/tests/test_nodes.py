@@ -174,7 +174,9 @@ def _trained(spec, steps=4, long=None, buckets=1, nodes=2, dtype=torch.float32, 
         ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, dtype=dtype, attach_options={"nodes": nodes, **options})
         for step in range(steps):
             training.step_once(ddp, optimizer, dist.get_rank(), step, dtype=dtype)
-        found = training.digest(ddp), met, handle.stats(), handle.explain()["nodes"]
+        session = handle.worker.session
+        found = training.digest(ddp), met, handle.stats(), {**handle.explain(), "of session": session.explain()["exchange_bytes"],
+                                                            "own": sum(count for _, count in session.shard())}
         handle.close()
         return found
     finally:
@@ -201,10 +203,12 @@ def test_16_bit_gradients_are_added_in_float32_and_rounded_once(pools, dtype):
 
 def test_rank_keeps_residuals_of_its_shard_and_sends_its_shard(pools):
     two, flat = (pools(4).run(_trained, spec="int8+ef", nodes=nodes, seconds=60) for nodes in (2, "off"))
-    for (_, _, of_two, told), (_, _, of_flat, _) in zip(two, flat):
+    for (_, _, of_two, told), (_, _, of_flat, alone) in zip(two, flat):
         assert of_two["residual_bytes"] <= 0.6 * of_flat["residual_bytes"]
         assert of_two["wire_bytes"] <= 0.6 * of_flat["wire_bytes"] and of_two["node_bytes"] > 0 and of_two["node_seconds"] > 0
-        assert (told["count"], told["ranks"]) == (2, 2) and of_flat["node_bytes"] == 0
+        assert (told["nodes"]["count"], told["nodes"]["ranks"]) == (2, 2) and of_flat["node_bytes"] == 0
+        # Beside the session's: the bucket in the order of shards, its shard of both ranks, in float32, and the mean.
+        assert told["exchange_bytes"] - told["of session"] == 4 * (told["elements"] + 4 * told["own"]) and alone["exchange_bytes"] == alone["of session"]
 
 
 # ---- hosts, and what is refused ----

@@ -101,6 +101,7 @@ class Reports:
 
     def _explain(self) -> dict:
         engine, explained = self._driver.table.engine, self._session.explain()
+        explained["exchange_bytes"] += self._stage.exchange_bytes
         if isinstance(engine, AggregatingEngine):
             explained.update(engine.explain())
         return explained

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import re
 import struct
+import threading
 import time
 import weakref
 
@@ -72,6 +73,7 @@ class NodeStage:
         self._inner, self.nodes, self._inside, self._held = inner, nodes, inside, held
         self._kept: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # layout → _Kept
         self._scratch: dict[str, torch.Tensor] = {}
+        self._lock = threading.Lock()  # of both: any thread may ask how many bytes they are
         #: why the ranks of the node exchange nothing any more
         self.over: LaconicError | None = None
         self.node_bytes, self.node_seconds = 0, 0.0
@@ -91,8 +93,16 @@ class NodeStage:
     def _of(self, layout: Layout) -> _Kept:
         kept = self._kept.get(layout)
         if kept is None:
-            kept = self._kept[layout] = _Kept(layout, self._held, self.nodes.local)
+            kept = _Kept(layout, self._held, self.nodes.local)
+            with self._lock:
+                self._kept[layout] = kept
         return kept
+
+    @property
+    def exchange_bytes(self) -> int:
+        with self._lock:
+            held = [*(kept.shard for kept in self._kept.values() if kept.shard is not None), *self._scratch.values()]
+        return sum(buffer.numel() * buffer.element_size() for buffer in held)
 
     def fetch(self, layout: Layout, pieces):
         ticket = self._inner.fetch(layout, pieces)
@@ -167,7 +177,9 @@ class NodeStage:
         """Memory for one call: longer ones grow it."""
         size = torch.empty(0, dtype=dtype, device="cpu").element_size() * elements
         if name not in self._scratch or self._scratch[name].numel() < size:
-            self._scratch[name] = torch.empty(size, dtype=torch.uint8, device="cpu")
+            grown = torch.empty(size, dtype=torch.uint8, device="cpu")
+            with self._lock:
+                self._scratch[name] = grown
         return self._scratch[name][:size].view(dtype)
 
     def _swap(self, arrives: torch.Tensor, sends: torch.Tensor, arriving: list[int], sent: list[int]) -> None:
@@ -226,8 +238,9 @@ class NodeStage:
         if abandoned or self._inside.abandoned:
             _abandoned.append((list(self._kept.values()), self._scratch))
         self._inner.close(abandoned or self._inside.abandoned)
-        self._kept.clear()
-        self._scratch = {}
+        with self._lock:
+            self._kept.clear()
+            self._scratch = {}
 
 
 _abandoned: list = []

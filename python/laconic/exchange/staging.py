@@ -86,7 +86,7 @@ class Flat:
     """A session that exchanges whole buffers, and futures that have their values when the exchange has ended."""
 
     nodes = None
-    node_bytes, node_seconds = 0, 0.0
+    node_bytes, node_seconds, exchange_bytes = 0, 0.0, 0
 
     #: no ranks of a node exchange anything
     over = None
