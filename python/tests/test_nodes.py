@@ -575,23 +575,24 @@ def _adds_up(ranks, lacks):
         for name, (first, count) in ranks[shard]["held"].items():
             if f"residual/{name}" not in ranks[shard]["before"] or not count:
                 continue
-            had, has = torch.zeros(count), torch.zeros(count)
+            had, has, left = torch.zeros(count), torch.zeros(count), {}
             for rank, result in enumerate(ranks):
                 number, (at, brought, holds, delivered) = next((n, bucket) for n, bucket in enumerate(result["buckets"]) if name in bucket[0])
                 own = slice(at[name] + first, at[name] + first + count)
                 if not lacks(rank, number):
                     had += brought[own] / 2
+                if delivered:  # to both ranks of a node, or to the one whose shard did not fail
+                    left.setdefault(rank // 2, []).append(holds[own])
                 if rank % 2 != shard:
                     continue
-                if delivered:
-                    has += holds[own]
                 for total, state in ((had, result["before"]), (has, result["after"])):
                     total += state[f"residual/{name}"]
                     for entry, values in state.items():  # of a mean that an owner has encoded
                         if entry.startswith(f"owner_residual/{name}@"):
                             place = int(entry.partition("@")[2]) - first
                             total[place : place + values.numel()] += 2 * values
-            torch.testing.assert_close(has, had, rtol=1e-5, atol=1e-5)
+            assert all(torch.equal(of_node[0], of_node[-1]) for of_node in left.values())
+            torch.testing.assert_close(has + sum(of_node[0] for of_node in left.values()), had, rtol=1e-5, atol=1e-5)
 
 
 def test_fault_on_one_rank_reaches_all_and_loses_no_gradient(pools):

@@ -143,13 +143,14 @@ class Runs:
 
     def __init__(self, folder, spec="topk:ratio=0.05", world=2):
         self.folder, self.spec, self.world = folder, spec, world
+        self.options = ()
         self.script, self.states, self.checkpoint = folder / "train.py", folder / "states", folder / "checkpoint.pt"
         self.script.write_text(SCRIPT)
 
     def __call__(self, steps, *, state=True, every=2, options=(), world=None, spec=None, **plan):
         chosen = ["--state", self.states, "--state-every", every] if state else []
         plan = json.dumps({"steps": steps, "save": str(self.checkpoint), **plan})
-        return launch(["-m", "laconic.run", "--spec", spec or self.spec, "--small-elements", 64, *chosen, *options, self.script,
+        return launch(["-m", "laconic.run", "--spec", spec or self.spec, "--small-elements", 64, *chosen, *self.options, *options, self.script,
                        plan], self.folder, world=world or self.world)
 
     def resumed(self, steps, **more):
@@ -181,9 +182,10 @@ def line(outcomes):
     return found[0]
 
 
-@pytest.mark.parametrize(("spec", "world"), [("3lc", 3), ("topk:ratio=0.05", 2)])
-def test_rank_killed_while_saving_resumes_bit_for_bit(tmp_path, spec, world):
+@pytest.mark.parametrize(("spec", "world", "nodes"), [("3lc", 4, "2"), ("topk:ratio=0.05", 2, "off")])
+def test_rank_killed_while_saving_resumes_bit_for_bit(tmp_path, spec, world, nodes):
     runs = Runs(tmp_path, spec, world)
+    runs.options = ("--nodes", nodes)
     uninterrupted = hash_of(runs(9, state=False))
     broken = runs(9, save_at=4, die=1, every=4)  # its second save is that of the end of step 8
     assert broken[1].code == -9 and any(path.suffix == files.PARTIAL for path in runs.states.iterdir())
@@ -196,6 +198,9 @@ def test_rank_killed_while_saving_resumes_bit_for_bit(tmp_path, spec, world):
     assert runs.steps(1) == [4, 8, 9] and not left.exists()
     if world == 2:
         assert hash_of(runs.resumed(9, state=False)) != uninterrupted
+    else:
+        runs.options = ()
+        assert "step 4 is refused: state: expected one of whole models, found one of 2 shards of a node" in line(runs.resumed(9, every=4))
 
 
 def test_two_models_have_separate_states(tmp_path):

@@ -100,8 +100,8 @@ class Keeper:
 
     def _header(self) -> tuple[str, int]:
         """Hash of the model, and number of ranks."""
-        header = self.handle.worker.session.header()
-        return f"{header['model_hash']:016x}", header["world"]
+        session = self.handle.worker.session
+        return f"{session.header()['model_hash']:016x}", session.world
 
     # ---- saving ---------------------------------------------------------------------------------------------------------
 
