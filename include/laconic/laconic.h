@@ -562,6 +562,7 @@ typedef struct laconic_engine_table {
 /* A failure of this rank, reported by all ranks. */
 typedef struct laconic_failure {
   int32_t code;
+  uint32_t rank;       /* for laconic_agree: 1 + the rank of the job that failed; 0: this one */
   const char* message; /* NUL-terminated; null: none */
   const char* hint;
 } laconic_failure;
@@ -599,6 +600,10 @@ typedef struct laconic_driver_options {
   /* Called at the end of a phase of an exchange; times are seconds of CLOCK_MONOTONIC. */
   void (*traced)(void* context, uint32_t phase, uint64_t step, uint32_t index, double begin,
                  double end);
+  /* Of a session that exchanges a shard, the ranks of this rank's node, in the order of shards, and
+   * which ranks of the job these are: settings change for all shards or for none. */
+  const laconic_engine_table* inside; /* copied */
+  const uint32_t* ranks;              /* copied; null: unknown */
 } laconic_driver_options;
 
 /* The session must not have begun an exchange and must outlive the driver. */

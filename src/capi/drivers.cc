@@ -15,16 +15,23 @@
 #include "capi/settings.h"
 #include "session/driver/agreement.h"
 #include "session/driver/driver.h"
+#include "session/driver/node_link.h"
 
 /// The caller's callbacks around a driver.
 struct laconic_driver final : laconic::session::Listener {
   laconic_driver(laconic_session& own, const laconic_driver_options& theirs,
-                 const laconic_engine_table& table)
+                 const laconic_engine_table& table, const laconic_engine_table* of_node)
       : options(theirs),
         session(own.session.get()),
         engine(table, session->model().options().caps),
         driver(*session, engine, engine.timeout(), this) {
     driver.name_set("set");
+    if (of_node == nullptr) return;
+    inside.emplace(*of_node, laconic::EngineCaps{});
+    const std::span<const uint32_t> ranks(theirs.ranks,
+                                          theirs.ranks == nullptr ? 0 : of_node->world);
+    node.emplace(*inside, inside->timeout(), laconic::session::kAgreementBytes, ranks);
+    driver.set_node(&*node);
   }
   double completed() noexcept override { return engine.completed(); }
   void settle(laconic::Ticket ticket) noexcept override { engine.settle(ticket); }
@@ -50,6 +57,8 @@ struct laconic_driver final : laconic::session::Listener {
   laconic::session::Session* session;
   laconic::capi::TableEngine engine;
   laconic::session::Driver driver;
+  std::optional<laconic::capi::TableEngine> inside;
+  std::optional<laconic::session::NodeLink> node;
   std::vector<laconic_owned_range> ranges;  // of the turn
   std::atomic_flag in_use;
   pid_t process = ::getpid();
@@ -104,6 +113,11 @@ std::optional<Error> trouble_of(const laconic_failure* failure) {
   return to_error(*failure);
 }
 
+std::optional<uint32_t> named_by(const laconic_failure& failure) {
+  if (failure.rank == 0) return {};
+  return failure.rank - 1;
+}
+
 laconic_owned_range to_range(const laconic::collective::OwnedRange& r) {
   return {r.parameter, 0, r.offset, r.count, r.mean, r.master};
 }
@@ -151,7 +165,7 @@ int32_t laconic_agree(const laconic_engine_table* engine, const laconic_session*
     laconic::session::Cards cards(table.world);
     laconic::capi::TableEngine own(table, {});
     const auto card = failure != nullptr
-                          ? laconic::session::failure_card(to_error(*failure))
+                          ? laconic::session::failure_card(to_error(*failure), named_by(*failure))
                           : laconic::session::agreement_card(session->session->active());
     if (auto done = cards.gather(card, own, own.timeout()); !done) return given(std::move(done));
     std::memcpy(gathered, cards.all().data(), cards.all().size());
@@ -174,7 +188,16 @@ int32_t laconic_driver_create(laconic_session* session, const laconic_driver_opt
       return fail(Errc::invalid_argument, "the engine's rank or world differs from the session's",
                   "create both with the same rank and world");
     }
-    *out = new laconic_driver(*session, own, table);
+    laconic_engine_table inside;
+    if (own.inside != nullptr) {
+      if (const int32_t bad = laconic::capi::read_table(own.inside, &inside); bad != 0) return bad;
+      if (inside.rank != model.node_shard || inside.world != model.node_shards) {
+        return fail(Errc::invalid_argument,
+                    "the rank or world of options.inside differs from the session's shard",
+                    "inside: the ranks of this rank's node, in the order of shards");
+      }
+    }
+    *out = new laconic_driver(*session, own, table, own.inside == nullptr ? nullptr : &inside);
     return 0;
   });
 }

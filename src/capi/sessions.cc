@@ -248,12 +248,13 @@ int32_t laconic_session_set(laconic_session* session, const laconic_settings* se
   return guarded([&]() -> int32_t {
     if (session == nullptr) return null_argument("session");
     auto& own = *session->session;
-    own.proposal().refuse(
-        {Errc::out_of_memory, "out of memory", {}});  // should there be none for more
+    own.proposal().refuse(laconic::session::failure_card(
+        {Errc::out_of_memory, "out of memory", {}}));  // should there be none for more
     std::vector<laconic::Rule> rules;
     laconic::session::Change change;
     if (const int32_t bad = read_settings(settings, &rules, &change); bad != 0) {
-      own.proposal().refuse({static_cast<Errc>(bad), laconic_last_message(), laconic_last_hint()});
+      own.proposal().refuse(laconic::session::failure_card(
+          {static_cast<Errc>(bad), laconic_last_message(), laconic_last_hint()}));
       return bad;
     }
     auto ready = own.proposal().prepare(change);

@@ -29,24 +29,27 @@ struct Card {
   uint32_t sums;
   uint64_t part;
   uint32_t window;
-  uint32_t records;  // bit 0: rank 0 writes a record; above: the shard of the node
+  uint32_t records;  // rank 0 writes a record
   uint64_t scales_from;
   std::array<char, 32> version;
   std::array<char, 384> spec;
   std::array<char, 104> rules;
   std::array<char, 128> controls;
+  uint32_t node_shard;
+  uint32_t reserved;
 };
 static_assert(sizeof(Card) <= kAgreementBytes);
-constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '5'};
+constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '6'};
 
 struct FailureCard {
   std::array<char, 8> magic;
   int32_t code;
   std::array<char, 512> message;
   std::array<char, 128> hint;
+  uint32_t rank;  // 1 + that of the job which failed; 0: the card's own
 };
 static_assert(sizeof(FailureCard) <= kAgreementBytes);
-constexpr std::array<char, 8> kFailureMagic{'L', 'A', 'C', 'F', 'A', 'I', 'L', '1'};
+constexpr std::array<char, 8> kFailureMagic{'L', 'A', 'C', 'F', 'A', 'I', 'L', '2'};
 
 constexpr const char* kSameCall = "give every rank the same call, file and LACONIC_* variables";
 
@@ -68,15 +71,24 @@ std::string text_of(const std::array<char, N>& field) {
           static_cast<size_t>(std::find(field.begin(), field.end(), '\0') - field.begin())};
 }
 
-Error differ(uint32_t a, uint32_t b, std::string_view what, const std::string& x,
-             const std::string& y) {
-  return Error{Errc::ranks_disagree,
-               "ranks disagree on " + std::string(what) + ": rank " + std::to_string(a) + " has " +
-                   x + ", rank " + std::to_string(b) + " has " + y,
-               kSameCall};
-}
+/// The Error of two ranks that differ. `names`: the numbers of ranks in messages; empty: their
+/// places.
+struct Differing {
+  std::span<const uint32_t> names;
 
-Result<void> compare(uint32_t r, const Card& a, const Card& b) {
+  Error operator()(uint32_t a, uint32_t b, std::string_view what, const std::string& x,
+                   const std::string& y) const {
+    return Error{Errc::ranks_disagree,
+                 "ranks disagree on " + std::string(what) + ": rank " + of(a) + " has " + x +
+                     ", rank " + of(b) + " has " + y,
+                 kSameCall};
+  }
+  [[nodiscard]] std::string of(uint32_t place) const {
+    return std::to_string(names.empty() ? place : names[place]);
+  }
+};
+
+Result<void> compare(uint32_t r, const Card& a, const Card& b, const Differing& differ) {
   const auto n = [](auto x) { return std::to_string(x); };
   const auto q = [](const std::string& s) { return "'" + s + "'"; };
   if (b.magic != kCardMagic || text_of(a.version) != text_of(b.version)) {
@@ -89,13 +101,12 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
     return differ(0, r, "the rules", q(text_of(a.rules)), q(text_of(b.rules)));
   if (text_of(a.controls) != text_of(b.controls))
     return differ(0, r, "the control", q(text_of(a.controls)), q(text_of(b.controls)));
-  if ((a.records & 1U) != (b.records & 1U)) {
-    const auto has = [](const Card& card) { return (card.records & 1U) != 0 ? "one" : "none"; };
+  if (a.records != b.records) {
+    const auto has = [](const Card& card) { return card.records != 0 ? "one" : "none"; };
     return differ(0, r, "a record", has(a), has(b));
   }
-  if (a.records != b.records) {
-    return differ(0, r, "the place in their nodes", n(a.records >> 1U), n(b.records >> 1U));
-  }
+  if (a.node_shard != b.node_shard)
+    return differ(0, r, "the place in their nodes", n(a.node_shard), n(b.node_shard));
   if (a.world != b.world) return differ(0, r, "the number of ranks", n(a.world), n(b.world));
   if (b.rank != r) return differ(r, r, "its own rank", n(r), n(b.rank));
   if (a.parameters != b.parameters || a.elements != b.elements) {
@@ -164,12 +175,13 @@ uint32_t hearsay_of(Errc code) noexcept {
 
 }  // namespace
 
-AgreementCard failure_card(const Error& why) noexcept {
+AgreementCard failure_card(const Error& why, std::optional<uint32_t> rank) noexcept {
   FailureCard card{};
   card.magic = kFailureMagic;
   card.code = static_cast<int32_t>(why.code);
   put_text(card.message, why.message);
   put_text(card.hint, why.hint);
+  card.rank = rank ? 1 + *rank : 0;
   AgreementCard bytes{};
   std::memcpy(bytes.data(), &card, sizeof card);
   return bytes;
@@ -189,7 +201,8 @@ std::optional<Failure> first_failure(Bytes cards, uint64_t stride) {
     if (first && heard >= hearsay) continue;
     hearsay = heard;
     const bool known = claimed != Errc::ok && errc_name(claimed) != "unknown";
-    first = {r, {known ? claimed : Errc::peer_failed, text_of(card.message), text_of(card.hint)}};
+    first = {card.rank == 0 ? r : card.rank - 1,
+             {known ? claimed : Errc::peer_failed, text_of(card.message), text_of(card.hint)}};
   }
   if (first) first->everybody = same == world;
   return first;
@@ -223,7 +236,8 @@ AgreementCard agreement_card(const Active& mine) {
   card.seed = options.seed;
   card.small_elements = options.small_elements;
   card.window = options.window;
-  card.records = (mine.asked.records ? 1U : 0U) | options.node_shard << 1U;
+  card.records = mine.asked.records ? 1U : 0U;
+  card.node_shard = options.node_shard;
   card.part = options.part;
   card.scales_from = caps.scales_from;
   card.strategy = static_cast<uint32_t>(model.choice().strategy);
@@ -256,22 +270,23 @@ Result<void> check_agreement(Active& mine, Bytes cards) {
   uint64_t scales_from = 0;
   for (uint32_t r = 0; r < world; ++r) {
     const auto card = load<Card>(cards.data() + r * kAgreementBytes);
-    if (auto same = compare(r, first, card); !same) return same;
+    if (auto same = compare(r, first, card, {}); !same) return same;
     scales_from = std::max(scales_from, card.scales_from);
   }
   mine.model.agree_on_scaling(scales_from);
   return {};
 }
 
-Result<void> check_node(Bytes cards) {
+Result<void> check_node(Bytes cards, std::span<const uint32_t> names) {
+  const Differing differ{names};
   auto first = load<Card>(cards.data());
   const uint32_t node = std::exchange(first.rank, 0);
-  first.records &= 1U;
+  first.node_shard = 0;
   for (uint32_t r = 0; r < cards.size() / kAgreementBytes; ++r) {
     auto card = load<Card>(cards.data() + r * kAgreementBytes);
-    card.records &= 1U;
+    card.node_shard = 0;
     const uint32_t theirs = std::exchange(card.rank, r);
-    if (auto same = compare(r, first, card); !same) return same;
+    if (auto same = compare(r, first, card, differ); !same) return same;
     if (theirs != node)
       return differ(0, r, "which node they are", std::to_string(node), std::to_string(theirs));
   }

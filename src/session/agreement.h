@@ -19,11 +19,12 @@ using AgreementCard = std::array<uint8_t, kAgreementBytes>;
 
 /// This rank's card: spec, sizes, version.
 AgreementCard agreement_card(const Active& mine);
-/// In place of a card: this rank has no settings, and why.
-AgreementCard failure_card(const Error& why) noexcept;
+/// In place of a card: this rank has no settings, and why. `rank`: of the job, if another one, or
+/// one that has another number among the cards, is the cause.
+AgreementCard failure_card(const Error& why, std::optional<uint32_t> rank = {}) noexcept;
 
 struct Failure {
-  uint32_t rank = 0;
+  uint32_t rank = 0;  ///< that the card names, or its place
   Error why;
   bool everybody = false;  ///< all ranks have the same failure
 };
@@ -36,8 +37,9 @@ Result<void> check_failures(Bytes cards, std::string_view what = {});
 /// The same message on every rank when they differ. From where engines scale is not compared: the
 /// last of them counts.
 Result<void> check_agreement(Active& mine, Bytes cards);
-/// The same among the ranks of a node, which exchange one shard each.
-Result<void> check_node(Bytes cards);
+/// The same among the ranks of a node, which exchange one shard each. `names`: their numbers in the
+/// message; empty: their places.
+Result<void> check_node(Bytes cards, std::span<const uint32_t> names = {});
 /// Takes no memory: where cards agree, every rank finds it.
 bool cards_agree(Bytes cards, uint32_t world) noexcept;
 

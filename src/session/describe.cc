@@ -234,6 +234,18 @@ void put_settings(JsonText& json, const Session& session) {
   json.close(']');
 }
 
+/// Members are null where the session has the whole model.
+void put_nodes(JsonText& json, const collective::Options& options) {
+  json.key("nodes").open('{');
+  if (options.node_shards > 1) {
+    json.field("count", options.world).field("ranks", options.node_shards);
+    json.field("local_rank", options.node_shard);
+  } else {
+    for (const char* const key : {"count", "ranks", "local_rank"}) json.key(key).null();
+  }
+  json.close('}');
+}
+
 void put_record(JsonText& json, const Session& session) {
   json.key("record");
   const Recorder* recorder = session.recorder();
@@ -300,6 +312,7 @@ std::string explain(const Session& session) {
   json.field("residual_bytes", memory.residual_bytes)
       .field("state_bytes", memory.state_bytes)
       .field("exchange_bytes", memory.exchange_bytes);
+  put_nodes(json, options);
   put_settings(json, session);
   put_record(json, session);
   uint64_t raw = 0, total = 0;

@@ -169,9 +169,7 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
       return {};
     });
     if (!carded) own = session::failure_card(carded.error());
-    if (node) {
-      if (const auto same = node->compare(own); !same) own = session::failure_card(same.error());
-    }
+    if (node) own = node->compare(own);
     const auto agree = [&]() -> Result<void> {
       if (!ready) return ready;
       if (auto done = cards->gather(own, engine, options.timeout); !done) {

@@ -85,11 +85,11 @@ Result<void> Proposal::prepare(const Change& change) {
   return ready;
 }
 
-void Proposal::refuse(const Error& why) {
+void Proposal::refuse(const AgreementCard& failure) {
   const std::lock_guard lock(session_->mutex_);
   open_ = true;
   next_.reset();
-  card_ = failure_card(why);
+  card_ = failure;
 }
 
 /// Reports and counters continue.

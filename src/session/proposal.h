@@ -34,8 +34,8 @@ class Proposal {
   /// card. Fails while exchanges run, with an aggregation server, and with residuals_left while
   /// residuals are not zero that the settings cannot keep.
   Result<void> prepare(const Change& change);
-  /// Instead: this rank has no settings to prepare, and why.
-  void refuse(const Error& why);
+  /// Instead: this rank has no settings to prepare. `failure`: a failure_card().
+  void refuse(const AgreementCard& failure);
   [[nodiscard]] const AgreementCard& card() const noexcept { return card_; }
   /// A change was prepared, or could not be, and has not been ended.
   [[nodiscard]] bool open() const noexcept { return open_; }

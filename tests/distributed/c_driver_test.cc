@@ -175,7 +175,7 @@ TEST(CDriver, FailureOfOneRankIsReportedOnAll) {
   on_all(kWorld, [&](uint32_t r) {
     Rank rank(hub, r);
     rank.agree();
-    const laconic_failure leak{code_of(Errc::internal), "a leak", nullptr};
+    const laconic_failure leak{code_of(Errc::internal), 0, "a leak", nullptr};
     ASSERT_EQ(rank.submit(0, 0), 0);
     ASSERT_EQ(rank.submit(1, 0, r == 1 ? &leak : nullptr), 0);
     EXPECT_EQ(laconic_driver_finish(rank.driver), code_of(Errc::peer_failed));
@@ -191,7 +191,7 @@ TEST(CDriver, RankThatCannotBeginGivesOneMessage) {
   std::vector<std::string> said(kWorld);
   on_all(kWorld, [&](uint32_t r) {
     Rank rank(hub, r);
-    const laconic_failure trouble{code_of(Errc::unknown_codec), "no such codec", "take another"};
+    const laconic_failure trouble{code_of(Errc::unknown_codec), 0, "no such codec", "take another"};
     std::vector<uint8_t> cards(kWorld * LACONIC_AGREEMENT_BYTES);
     EXPECT_EQ(laconic_agree(&rank.ring.table, r == 0 ? rank.session : nullptr,
                             r == 0 ? nullptr : &trouble, "attach", cards.data()),
@@ -200,9 +200,29 @@ TEST(CDriver, RankThatCannotBeginGivesOneMessage) {
     EXPECT_EQ(laconic_agree(&rank.ring.table, nullptr, &trouble, "attach", cards.data()),
               code_of(Errc::unknown_codec));
     EXPECT_EQ(std::string(laconic_last_message()), "no such codec") << "that of all";
+    laconic_failure named = trouble;
+    named.rank = 8;
+    EXPECT_EQ(laconic_agree(&rank.ring.table, r == 0 ? rank.session : nullptr,
+                            r == 0 ? nullptr : &named, "attach", cards.data()),
+              code_of(Errc::ranks_disagree));
+    EXPECT_EQ(std::string(laconic_last_message()).find("rank 7 could not attach: no such"), 0U);
   });
   EXPECT_EQ(said[0], "rank 1 could not attach: no such codec (take another)");
   EXPECT_EQ(said[1], said[0]);
+}
+
+TEST(CDriver, InsideThatIsNotOfSessionsShardIsRefused) {
+  LoopbackHub hub(kWorld);
+  const Rank rank(hub, 0);
+  laconic_driver_options options{};
+  options.struct_size = sizeof options;
+  options.engine = &rank.ring.table;
+  options.ended = [](void*, const laconic_ending*) {};
+  options.inside = &rank.ring.table;  // of two ranks, and the session has the whole model
+  laconic_driver* driver = nullptr;
+  EXPECT_EQ(laconic_driver_create(rank.session, &options, &driver),
+            code_of(Errc::invalid_argument));
+  EXPECT_EQ(driver, nullptr);
 }
 
 TEST(CDriver, SettingsAreReplacedOnAllRanksOrNone) {
@@ -216,7 +236,7 @@ TEST(CDriver, SettingsAreReplacedOnAllRanksOrNone) {
     settings.rule_count = LACONIC_KEEP;
     settings.spec = "topk:ratio=0.1";
     uint32_t waits = 7;
-    const laconic_failure trouble{code_of(Errc::out_of_memory), "out of memory", nullptr};
+    const laconic_failure trouble{code_of(Errc::out_of_memory), 0, "out of memory", nullptr};
     EXPECT_EQ(laconic_driver_set(rank.driver, &settings, r == 1 ? &trouble : nullptr, &waits),
               code_of(Errc::ranks_disagree));
     EXPECT_EQ(std::string(laconic_last_message()), "rank 1 could not set: out of memory");
@@ -310,7 +330,7 @@ TEST(CDriver, ForkedChildGetsErrorAtOnceAndSendsNothing) {
   Rank& rank = ranks[0];
   const int starts = rank.ring.starts;
   EXPECT_TRUE(ends_in_a_child([&] {
-    const laconic_failure failure{code_of(Errc::internal), "no", ""};
+    const laconic_failure failure{code_of(Errc::internal), 0, "no", ""};
     const laconic_bucket bucket = rank.bucket(0, 0);
     uint32_t done = 0;
     for (const int32_t code :

@@ -431,6 +431,8 @@ TEST(Inside, OneNodeHasMeanOfItsRanks) {
       if (i == 40) break;  // the rest is as good
     }
     EXPECT_NE((*session)->stats().find("\"node_bytes\""), std::string::npos);
+    const std::string nodes = "\"count\": 1, \"ranks\": 3, \"local_rank\": " + std::to_string(r);
+    EXPECT_NE((*session)->explain().find(nodes), std::string::npos);
   });
 }
 

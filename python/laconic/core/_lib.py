@@ -152,7 +152,7 @@ class Turns(_Sized):
 
 
 class Failure(ctypes.Structure):
-    _fields_ = [("code", c_int32), ("message", c_char_p), ("hint", c_char_p)]
+    _fields_ = [("code", c_int32), ("rank", c_uint32), ("message", c_char_p), ("hint", c_char_p)]
 
 
 class Ending(_Sized):
@@ -166,7 +166,7 @@ TRACED = CFUNCTYPE(None, c_void_p, c_uint32, c_uint64, c_uint32, c_double, c_dou
 
 class DriverOptions(_Sized):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_uint32), ("engine", POINTER(EngineTable)), ("context", c_void_p),
-                ("ended", ENDED), ("traced", TRACED)]
+                ("ended", ENDED), ("traced", TRACED), ("inside", POINTER(EngineTable)), ("ranks", POINTER(c_uint32))]
 
 
 _P = c_void_p  # opaque handles

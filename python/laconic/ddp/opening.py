@@ -73,7 +73,7 @@ class Opened:
         shard = {"ranks_per_host": self.hosts.fullest}
         if self.nodes is not None:
             shard = {"ranks_per_host": 1, "node_shards": self.nodes.size, "node_shard": self.nodes.local}
-        session, failure, servers, text = None, None, None, ""
+        session, failure, who, servers, text = None, None, None, None, ""
         try:
             check()
             self.threads = self._threads_of_stage() if options.threads == "auto" else options.threads
@@ -94,8 +94,8 @@ class Opened:
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
         if self.nodes is not None:
             said = "" if session is None else "{spec} ({agreement:x})".format_map(session.header())
-            failure = failure_in(inside, self.nodes, said, failure, "attach")
-        agreed = cards_of_all(engine, session, failure, "attach")
+            failure, who = failure_in(inside, self.nodes, said, failure)
+        agreed = cards_of_all(engine, session, failure, "attach", who)
         aggregation.agree(engine, servers)
         session.check(agreed)
         self._check_cards(cards)

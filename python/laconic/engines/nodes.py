@@ -116,20 +116,21 @@ class Everyone:
         return b"".join(gathered[at[rank] : at[rank] + size] for rank in range(self.world))
 
 
-def failure_in(inside, nodes: Nodes, text: str, failure, what: str):
-    """A node's ranks compare `text` before each tells the ranks across: this rank's failure, another's, or that texts differ; else None."""
+def failure_in(inside, nodes: Nodes, text: str, failure):
+    """A node's ranks compare `text` before each tells the ranks across. The node's failure, or that texts differ, and a rank whose it is; or
+    (None, None)."""
     said = "" if failure is None else f"{failure.name}\n{failure.message}\n{failure.hint or ''}"
     told = gather_texts(inside, f"{said}\0{text}" if said else f"\0{text}", 1000)
     told = [one.partition("\0") for one in told]
     if failure is not None and len({words for words, _, _ in told}) == 1:  # the same on all of them
-        return failure
+        return failure, nodes.inside[0]
     for rank, (words, _, _) in zip(nodes.inside, told):
         if words:
             name, message, hint, *_ = words.split("\n") + ["", "", ""]
-            return errors.error(name, message if message.startswith("rank ") else f"rank {rank}: {message}", hint or None)
+            return errors.error(name, message, hint or None), rank
     first = told[0][2]
     for rank, (_, _, own) in zip(nodes.inside, told):
         if own != first:
-            return errors.error("ranks_disagree", f"{what}: rank {nodes.inside[0]} has {first[:150]}, rank {rank} has {own[:150]}",
-                                "give every rank the same call, file and LACONIC_* variables")
-    return None
+            return errors.error("ranks_disagree", f"rank {nodes.inside[0]} has {first[:150]}, rank {rank} has {own[:150]}",
+                                "give every rank the same call, file and LACONIC_* variables"), rank
+    return None, None

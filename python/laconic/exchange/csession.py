@@ -136,14 +136,6 @@ class CSession:
         """The reports of all shards of a node, in rank order."""
         _lib.check(_lib.lib.laconic_session_decide_by(self._handle, reports, len(reports)))
 
-    def unable(self, settings) -> LaconicError | None:
-        """Why this rank cannot take the settings; None: it can, or once residuals have gone out. Driver.set follows."""
-        try:
-            _lib.check(_lib.lib.laconic_session_set(self._handle, ctypes.byref(settings)))
-        except LaconicError as error:
-            return None if error.name == "residuals_left" else error
-        return None
-
     def close(self) -> None:
         """Frees everything. No other call may follow, or be under way in another thread."""
         if self.trace is not None:
@@ -154,9 +146,9 @@ class CSession:
         """Frees nothing, ever: a collective that has not ended uses its memory."""
         self._destroy.detach()
 
-    def driver(self, engine, ended, span=no_span) -> Driver:
+    def driver(self, engine, ended, span=no_span, node=None) -> Driver:
         """A driver of its buffers over an engine: see Driver."""
-        return Driver(self, engine, ended, span)
+        return Driver(self, engine, ended, span, node)
 
     def check(self, cards: bytes) -> None:
         """Every rank's card, in rank order."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import time
 import weakref
 
@@ -15,10 +14,6 @@ from ..core.errors import LaconicError
 from .rules import array_of, given
 
 PEER_FAILED, ENGINE_FAILED = errors.CODES["peer_failed"], errors.CODES["engine_failed"]
-
-
-#: what a rank of a node reports, in the words of one with the same place, whose number there is no rank's
-_NESTED = re.compile(r"rank \d+ could not (\w+): rank (\d+): (.*)", re.DOTALL)
 
 
 class _Nothing:
@@ -47,11 +42,12 @@ def engine_failed(error: BaseException) -> LaconicError:
                         "a peer is gone or the network failed; restart from the last checkpoint")
 
 
-def _failure(error: LaconicError | None):
-    """As the library takes it; null: none."""
+def _failure(error: LaconicError | None, rank: int | None = None):
+    """As the library takes it; null: none. `rank`: of the job, whose failure it is, if not this one's in the engine."""
     if error is None:
         return None
-    return ctypes.byref(_lib.Failure(code=error.code, message=error.message.encode(), hint=(error.hint or "").encode()))
+    return ctypes.byref(_lib.Failure(code=error.code, rank=0 if rank is None else 1 + rank, message=error.message.encode(),
+                                     hint=(error.hint or "").encode()))
 
 
 class Table:
@@ -122,10 +118,11 @@ class Table:
         decoding.__exit__(None, None, None)
 
 
-def cards_of_all(engine, session, failure: LaconicError | None, what: str) -> bytes:
-    """Every rank learns whether any rank could not do `what`. Gives the cards, for CSession.check."""
+def cards_of_all(engine, session, failure: LaconicError | None, what: str, rank: int | None = None) -> bytes:
+    """Every rank learns whether any rank could not do `what`; `rank` of the job, if given, could not on this rank's side. Gives the cards,
+    for CSession.check."""
     table, cards = Table(engine), ctypes.create_string_buffer(_lib.AGREEMENT_BYTES * engine.world)
-    code = _lib.lib.laconic_agree(ctypes.byref(table.c), None if failure is not None else session.handle, _failure(failure), what.encode(),
+    code = _lib.lib.laconic_agree(ctypes.byref(table.c), None if failure is not None else session.handle, _failure(failure, rank), what.encode(),
                                   cards)
     if table.raised is not None:
         raise table.raised
@@ -138,18 +135,18 @@ def _check_alike(code: int, failure: LaconicError | None) -> None:
     if code == 0:
         return
     error = _lib.last_error(code)
-    if (nested := _NESTED.fullmatch(error.message)) is not None:
-        error = LaconicError(error.code, error.name, "rank {1} could not {0}: {2}".format(*nested.groups()), error.hint)
     raise failure if failure is not None and code == failure.code and failure.message.startswith(error.message) else error
 
 
 class Driver:
     """The library's driver, for a session. `ended(tokens, parts, error)`: an exchange has ended that carried buckets with these
-    tokens, each of which takes this number of exchanges. Single-threaded; `session.broken` is the engine's first failure."""
+    tokens, each of which takes this number of exchanges. `node`: the engine and the ranks of this rank's node, whose sessions exchange
+    other shards. Single-threaded; `session.broken` is the engine's first failure."""
 
-    def __init__(self, session, engine, ended, span=no_span):
+    def __init__(self, session, engine, ended, span=no_span, node=None):
         self._session, self._ended_call = session, ended
         self.table = Table(engine, span)
+        self._inside = Table(node[0]) if node else None
         self._raised: BaseException | None = None  # out of `ended`
         self._failures: dict[int, LaconicError] = {}  # by token, of this step
         self._may_wait = False  # what was submitted last, for others
@@ -157,6 +154,8 @@ class Driver:
         traced = _lib.TRACED(lambda _, *event: trace.phase(*event)) if trace is not None else _lib.TRACED()
         ours = weakref.WeakMethod(self._ended)  # the library holds the callbacks, which hold no driver
         options = _lib.DriverOptions(engine=ctypes.pointer(self.table.c), ended=_lib.ENDED(lambda _, ending: ours()(ending)), traced=traced)
+        if node:
+            options.inside, options.ranks = ctypes.pointer(self._inside.c), (ctypes.c_uint32 * len(node[1]))(*node[1])
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_driver_create(session.handle, ctypes.byref(options), ctypes.byref(self._handle)))
         self._destroy = weakref.finalize(self, _destroy, self._handle, options, session)
@@ -184,6 +183,8 @@ class Driver:
     def _heard(self) -> LaconicError | None:
         """The engine's failure, if it has failed: the cause of all that follows."""
         session, raised = self._session, self.table.raised
+        if self._inside is not None:
+            raised = raised or self._inside.raised
         if session.broken is None and raised is not None:
             session.broken = engine_failed(raised)
             if session.broken is not raised:
@@ -283,10 +284,14 @@ class Driver:
             carried.setdefault(number, []).append(parameter)
         return [tuple(parameters) for parameters in carried.values()]
 
-    def set(self, spec: str | None, rules, control: str | None, compared=None) -> bool:
+    @property
+    def abandoned(self) -> bool:
+        """A collective that has not ended uses memory of it."""
+        return any(table.engine.abandoned for table in (self.table, self._inside) if table is not None)
+
+    def set(self, spec: str | None, rules, control: str | None) -> bool:
         """Other settings from the next step on, on all ranks or, with one message, on none. What is None stays. False: they wait
-        until residuals that they have no place for have gone out; then `set_what_waits` takes them. `compared(failure)`: the other
-        ranks of a node hear why this one cannot, and it why they cannot."""
+        until residuals that they have no place for have gone out; then `set_what_waits` takes them."""
         failure = None
         settings, waits = _lib.Settings(strategy=_lib.KEEP, rule_count=_lib.KEEP), ctypes.c_uint32()
         try:
@@ -303,8 +308,6 @@ class Driver:
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "spec and control are str, rules a list")
-        if compared is not None:
-            failure = compared(failure or self._session.unable(settings))
         code = self._call(_lib.lib.laconic_driver_set, ctypes.byref(settings), _failure(failure), ctypes.byref(waits))
         if self._session.broken is None:
             _check_alike(code, failure)

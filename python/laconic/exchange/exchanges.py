@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 import weakref
@@ -87,7 +86,7 @@ class Exchanges:
         self._begun: dict[int, Job] = {}  # that have not ended, by token
         self._order = stage.in_order(session.window, residuals)
         ours = weakref.WeakMethod(self._ended)  # queued jobs hold this object, the driver does not
-        self.driver = session.driver(engine, lambda *ending: ours()(*ending), _span)
+        self.driver = session.driver(engine, lambda *ending: ours()(*ending), _span, stage.within)
 
     def serve(self, job: Job, coalesce: bool, whole: bool) -> None:
         self._token += 1
@@ -171,10 +170,7 @@ class Exchanges:
 
     def set(self, spec, rules, control) -> bool:
         """See Driver.set."""
-        return self.agreed(self._set, spec, rules, control)
-
-    def _set(self, spec, rules, control) -> bool:
-        return self.driver.set(spec, rules, control, self._stage.compared and functools.partial(self._stage.compared, repr((spec, rules, control))))
+        return self.agreed(self.driver.set, spec, rules, control)
 
     def _ended(self, tokens, parts, error: LaconicError | None) -> None:
         jobs = [self._begun[token] for token in tokens]
@@ -282,7 +278,7 @@ class Exchanges:
 
     def free(self) -> None:
         """The worker's last: nothing is under way."""
-        abandoned = self.driver.table.engine.abandoned
+        abandoned = self.driver.abandoned
         for thing in (self.driver, self._session):
             if abandoned:
                 thing.abandon()

@@ -16,7 +16,7 @@ import torch
 from ..core import errors
 from ..core.errors import LaconicError
 from ..engines.c10d import swap
-from ..engines.nodes import Nodes, failure_in
+from ..engines.nodes import Nodes
 from .csession import Layout
 from .driver import ENGINE_FAILED, engine_failed
 
@@ -224,9 +224,10 @@ class NodeStage:
                 self.over = failure
         return failure, max(steps for _, steps, _ in told), reports
 
-    def compared(self, text: str, failure: LaconicError | None) -> LaconicError | None:
-        """Why a rank of the node cannot take other settings, or that their texts differ. Collective over them."""
-        return self._within(failure_in, self.nodes, text, failure, "set")
+    @property
+    def within(self):
+        """The engine and the ranks of this rank's node."""
+        return self._inside, self.nodes.inside
 
     def fail(self, error: LaconicError) -> None:
         """This rank exchanges nothing any more: the others of the node hear why."""

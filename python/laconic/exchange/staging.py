@@ -105,8 +105,8 @@ class Flat:
         """What others have brought where this rank's gradients did not come."""
         return 0
 
-    #: no other rank has a say before the session's
-    compared = None
+    #: the engine and the ranks of this rank's node; None: there are no nodes
+    within = None
 
     def fail(self, error: LaconicError) -> None:
         """The engine has told all ranks."""

@@ -1,21 +1,19 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "session/driver/agreement.h"
 
-#include <cstring>
+#include <algorithm>
 
 namespace laconic::session {
 
-Cards::Cards(uint32_t world)
-    : own_(kAgreementBytes),
-      all_(kAgreementBytes * world),
-      counts_(world, kAgreementBytes),
-      zeros_(world),
-      offsets_(world) {
-  for (uint32_t r = 0; r < world; ++r) offsets_[r] = r * kAgreementBytes;
-}
+Cards::Cards(uint32_t world, uint64_t most)
+    : own_(most), all_(most * world), counts_(world), zeros_(world), offsets_(world) {}
 
-Step Cards::gathering(const AgreementCard& own) noexcept {
-  std::memcpy(own_.data(), own.data(), own.size());
+Step Cards::gathering(Bytes own) noexcept {
+  std::ranges::copy(own, own_.begin());
+  for (uint32_t r = 0; r < world(); ++r) {
+    counts_[r] = own.size();
+    offsets_[r] = r * own.size();
+  }
   return {.kind = StepKind::all_gather,
           .send = own_.data(),
           .recv = all_.data(),
@@ -25,8 +23,7 @@ Step Cards::gathering(const AgreementCard& own) noexcept {
           .recv_offsets = offsets_};
 }
 
-Result<void> Cards::gather(const AgreementCard& own, Engine& engine,
-                           std::chrono::milliseconds timeout) {
+Result<void> Cards::gather(Bytes own, Engine& engine, std::chrono::milliseconds timeout) {
   const Step step = gathering(own);
   return execute(engine, {&step, 1}, timeout);
 }

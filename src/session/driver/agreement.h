@@ -16,13 +16,16 @@ namespace laconic::session {
 /// A round of cards, with memory that is taken before anything else can fail. Throws bad_alloc.
 class Cards {
  public:
-  explicit Cards(uint32_t world);
-  /// The step that gathers `own` of all ranks. Valid as long as this object.
-  [[nodiscard]] Step gathering(const AgreementCard& own) noexcept;
+  /// `most`: bytes of a card.
+  explicit Cards(uint32_t world, uint64_t most = kAgreementBytes);
+  [[nodiscard]] uint32_t world() const noexcept { return static_cast<uint32_t>(counts_.size()); }
+  /// The step that gathers `own`, as long on every rank, of all of them. Valid as long as this
+  /// object.
+  [[nodiscard]] Step gathering(Bytes own) noexcept;
   /// Executes it.
-  Result<void> gather(const AgreementCard& own, Engine& engine, std::chrono::milliseconds timeout);
+  Result<void> gather(Bytes own, Engine& engine, std::chrono::milliseconds timeout);
   /// In rank order.
-  [[nodiscard]] Bytes all() const noexcept { return all_; }
+  [[nodiscard]] Bytes all() const noexcept { return Bytes(all_).first(world() * counts_[0]); }
 
  private:
   std::vector<uint8_t> own_, all_;

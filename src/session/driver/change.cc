@@ -16,8 +16,8 @@ Result<void> SettingsOfAll::prepare(const SettingsChange& change) {
 Result<bool> SettingsOfAll::compare(Result<void> prepared) {
   if (window_->failed()) return prepared.error();
   if (node_ != nullptr) {
-    auto same = node_->compare(session_->proposal().card());
-    if (!same) session_->proposal().refuse(same.error());
+    const AgreementCard card = node_->compare(session_->proposal().card());
+    if (card != session_->proposal().card()) session_->proposal().refuse(card);
   }
   const Step step = cards_.gathering(session_->proposal().card());
   if (auto gathered = window_->run({&step, 1}); !gathered) return std::move(gathered).error();
@@ -42,7 +42,7 @@ Result<bool> SettingsOfAll::set(const SettingsChange& change, const Error* troub
   if (ready) {
     ready = prepare(*waiting_);
   } else {
-    session_->proposal().refuse(ready.error());
+    session_->proposal().refuse(failure_card(ready.error()));
   }
   return done(compare(ready));
 }

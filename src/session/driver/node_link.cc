@@ -10,15 +10,13 @@
 
 namespace laconic::session {
 
-NodeLink::NodeLink(Engine& engine, std::chrono::milliseconds timeout, uint64_t most)
+NodeLink::NodeLink(Engine& engine, std::chrono::milliseconds timeout, uint64_t most,
+                   std::span<const uint32_t> names)
     : engine_(&engine),
       timeout_(timeout),
       rank_(engine.rank()),
-      own_(most),
-      all_(most * engine.world()),
-      counts_(engine.world()),
-      zeros_(engine.world()),
-      offsets_(engine.world()) {}
+      cards_(engine.world(), most),
+      names_(names.begin(), names.end()) {}
 
 Result<void> NodeLink::run(Step& step) {
   if (broken_) return copy_of(*broken_);
@@ -29,20 +27,9 @@ Result<void> NodeLink::run(Step& step) {
 }
 
 Result<Bytes> NodeLink::gather(Bytes own) {
-  std::ranges::copy(own, own_.begin());
-  for (uint32_t r = 0; r < ranks(); ++r) {
-    counts_[r] = own.size();
-    offsets_[r] = r * own.size();
-  }
-  Step step{.kind = StepKind::all_gather,
-            .send = own_.data(),
-            .recv = all_.data(),
-            .send_counts = counts_,
-            .send_offsets = zeros_,
-            .recv_counts = counts_,
-            .recv_offsets = offsets_};
+  Step step = cards_.gathering(own);
   if (auto done = run(step); !done) return std::move(done).error();
-  return Bytes(all_).first(ranks() * own.size());
+  return cards_.all();
 }
 
 Result<void> NodeLink::exchange(uint8_t* send, const Blocks& sent, uint8_t* recv,
@@ -57,13 +44,19 @@ Result<void> NodeLink::exchange(uint8_t* send, const Blocks& sent, uint8_t* recv
   return run(step);
 }
 
-Result<void> NodeLink::compare(const AgreementCard& own) {
+AgreementCard NodeLink::compare(const AgreementCard& own) {
   const auto cards = gather(own);
-  if (!cards) return cards.error();
-  return without_throwing([&]() -> Result<void> {
-    if (auto failure = first_failure(*cards)) return std::move(failure->why);
-    return check_node(*cards);
+  if (!cards) return failure_card(cards.error());
+  uint32_t who = 0;
+  const auto same = without_throwing([&]() -> Result<void> {
+    auto failure = first_failure(*cards);
+    if (!failure) return check_node(*cards, names_);
+    who = failure->rank;
+    return std::move(failure->why);
   });
+  if (same) return own;
+  if (who >= names_.size()) return failure_card(same.error());
+  return failure_card(same.error(), names_[who]);
 }
 
 Result<void> NodeLink::share(const Result<void>& own) {

@@ -17,11 +17,13 @@ namespace laconic::session {
 /// Takes all its memory when it is made. After an Error of the engine every call gives it.
 class NodeLink {
  public:
-  /// `most`: bytes that gather() takes. Throws bad_alloc.
-  NodeLink(Engine& engine, std::chrono::milliseconds timeout, uint64_t most);
+  /// `most`: bytes that gather() takes. `names`: which ranks of the job these are; empty: unknown.
+  /// Throws bad_alloc.
+  NodeLink(Engine& engine, std::chrono::milliseconds timeout, uint64_t most,
+           std::span<const uint32_t> names = {});
 
   [[nodiscard]] uint32_t rank() const noexcept { return rank_; }
-  [[nodiscard]] uint32_t ranks() const noexcept { return static_cast<uint32_t>(offsets_.size()); }
+  [[nodiscard]] uint32_t ranks() const noexcept { return cards_.world(); }
 
   /// As many bytes of every rank, in rank order; valid until the next call.
   Result<Bytes> gather(Bytes own);
@@ -30,9 +32,9 @@ class NodeLink {
     std::span<const uint64_t> bytes, offsets;  ///< by rank; this rank: 0 bytes
   };
   Result<void> exchange(uint8_t* send, const Blocks& sent, uint8_t* recv, const Blocks& received);
-  /// Compares the cards of a change that every rank of the node has prepared, or failed to. Gives
-  /// the same Error on all of them.
-  Result<void> compare(const AgreementCard& own);
+  /// Compares the cards of settings that every rank of the node has prepared, or failed to: gives
+  /// `own`, or the same failure_card() on all of them.
+  AgreementCard compare(const AgreementCard& own);
   /// The first failure of the node's ranks, the same on all of them.
   Result<void> share(const Result<void>& own);
   /// Whether it is so on any rank.
@@ -48,8 +50,8 @@ class NodeLink {
   std::chrono::milliseconds timeout_;
   uint32_t rank_;
   uint32_t calls_ = 0;
-  std::vector<uint8_t> own_, all_;
-  std::vector<uint64_t> counts_, zeros_, offsets_;
+  Cards cards_;
+  std::vector<uint32_t> names_;
   std::optional<Error> broken_;
 };
 

@@ -637,7 +637,7 @@ inline std::span<const Function> driver_functions() {
        [](Objects& o, Arguments& a) -> int32_t { return laconic_driver_finish(driver(o, a)); }},
       {"laconic_driver_break_off", Gives::code,
        [](Objects& o, Arguments& a) -> int32_t {
-         laconic_failure why{62, "a message that does not fit into a short string", nullptr};
+         laconic_failure why{62, 0, "a message that does not fit into a short string", nullptr};
          return laconic_driver_break_off(driver(o, a), a("failure", &why));
        }},
       {"laconic_driver_release", Gives::code,
