@@ -43,7 +43,7 @@ def _parse(arguments):
                         help="exchange the changes of parameters after every N optimizer steps, in place of gradients: 1 for Adam (laconic.OuterStep)")
     parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps are sent uncompressed; with --every, each of them is a round")
     parser.add_argument("--nodes", metavar="WHICH", default=None,
-                        help="two levels, the ranks of each host first: auto, on, off or the number of ranks of a host (else LACONIC_NODES)")
+                        help="two levels, the ranks of each host first: auto, on, off or the number of ranks of a host (else LACONIC_NODES, else auto)")
     parser.add_argument("--control", metavar="TEXT", default=None,
                         help="control policy that changes settings during training, such as dc2 (else LACONIC_CONTROL)")
     parser.add_argument("--record", metavar="FILE", default=None,

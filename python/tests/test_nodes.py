@@ -235,17 +235,19 @@ def _on_hosts(letters, nodes, spec="int8", **options):
 
 @pytest.mark.parametrize(("letters", "nodes", "spec", "said"), [
     ("abab", "on", "int8", "between 2 nodes of 2 ranks, inside them gloo"),
-    ("aaab", "on", "int8", "nodes: off, A has 3 ranks and B 1"),
-    ("aabb", "auto", "int8", "between 2 nodes of 2 ranks, inside them gloo"),
+    ("aaab", None, "int8", "nodes: off, A has 3 ranks and B 1"),
+    ("aabb", None, "int8", "between 2 nodes of 2 ranks, inside them gloo"),
     ("aabb", "auto", "topk:ratio=0.001", "nodes: off, flat, a host sends 0."),
-    ("aabb", "auto", "none", "nodes: off, nothing is compressed"),
-    ("aaaa", "auto", "int8", "nodes: off, all ranks are on one host"),
+    ("aabb", None, "none", ""),
+    ("aaaa", None, "int8", ""),
+    ("aaaa", "on", "int8", "nodes: off, all ranks are on one host"),
 ])
 def test_ranks_of_a_host_are_a_node_where_that_pays(pools, letters, nodes, spec, said):
     results = pools(4).run(_on_hosts, letters=letters, nodes=nodes, spec=spec, seconds=60)
     assert len({digest for *_, digest in results}) == 1
     for explained, described, _ in results:
-        assert said in described and (explained["count"] is None) == ("nodes: off" in said)
+        assert said in described and (explained["count"] is None) == ("between" not in said)
+        assert said or ("nodes" not in described and explained["why"] in ("nothing is compressed", "all ranks are on one host"))
 
 
 def _differing(arguments):
@@ -259,6 +261,7 @@ def _differing(arguments):
     ([("3lc", {"nodes": 2}), ("int8", {"nodes": 2})] * 2, "rank 0 has 3lc"),
     ([("3lc", {"nodes": 2})] * 3 + [("3lc:s=7", {"nodes": 2})], "s"),
     ([("3lc", {"nodes": 3})] * 4, "4 ranks are no whole number of nodes"),
+    ([("3lc", {"nodes": 2, "aggregator": "127.0.0.1:1"})] * 4, "nodes=2: an aggregation server adds whole models"),
     ([("3lc", {"nodes": 2})] * 3 + [("3lc", {"nodes": 2, "warmup": 3})], "warmup is 0 on rank 0 and 3 on rank 3"),
 ])
 def test_difference_between_ranks_is_refused_by_all(pools, arguments, said):

@@ -117,6 +117,11 @@ def test_every_mode_trains(staged, pools, device, mode):
     assert same(staged(3).run(_train, device=device, **run)) == same(pools(3).run(training.train, **run))
 
 
+def test_two_levels_have_values_of_those_on_cpu(staged, pools, device):
+    run = {"spec": "3lc", "steps": 6, "buckets": 2, "attach_options": {"nodes": 2}}
+    assert same(staged(4).run(_train, device=device, **run)) == same(pools(4).run(training.train, **run))
+
+
 def _scaled(device):
     """Loss scaling, with an overflow on rank 0 in the third step: its parameters, its scale, and whether the host was stalled."""
     rank, asked = dist.get_rank(), []

@@ -97,8 +97,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         sync_parameters: for a sharded model: take replica 0's parameters. Default: different parameters are an error.
         nodes: "on": the ranks of each host make the means of their gradients first, and each exchanges a share of them with the other hosts,
             so that what leaves a host leaves it once; "auto": where that pays; "off"; or a number, of consecutive ranks that are taken for a
-            host. Where hosts have different numbers of ranks, with an aggregator or a registered codec it is off, and a line says why.
-            Default: LACONIC_NODES, else "off". Must be the same on every rank. docs/guide/pytorch.md.
+            host. Where hosts have different numbers of ranks, with an aggregator or a registered codec, "auto" is off and the start line
+            says why; "on" is an error. Default: LACONIC_NODES, else "auto". Must be the same on every rank. docs/guide/pytorch.md.
         options: settings of the codec, as in `attach(ddp, "topk", ratio=0.01)`.
 
     Raises:
@@ -141,8 +141,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     from ..ddp import hook
 
     named = ServerOptions(aggregator=aggregator, token=token, quorum=quorum, deadline_ms=deadline_ms, auth=auth, multicast=multicast)
-    chosen, why = _nodes_for(group, meeting, wrapper, stage, asked, named)
-    handle = hook.attach(wrapper, meeting, stage, asked, named, scaler=scaler, warmup=warmup, nodes=chosen, why_nodes=why)
+    chosen, why, says = _nodes_for(group, meeting, wrapper, stage, asked, named)
+    handle = hook.attach(wrapper, meeting, stage, asked, named, scaler=scaler, warmup=warmup, nodes=chosen, why_nodes=why, says_nodes=says)
     _announced(wrapper, handle, quiet)
     if handle.rank == 0 and not quiet and (moving := hook.moving_padding(handle, wrapper.module)):
         environment.say(moving, logging.WARNING)
@@ -248,11 +248,11 @@ def _refused_nodes(nodes) -> LaconicError | None:
 
 
 def _nodes_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):
-    """The nodes of a wrapper's group, or none, and a reason; the same on all ranks."""
+    """The nodes of a wrapper's group, or none, a reason, and whether the start line has it; the same on all ranks."""
     import torch.distributed as dist
 
     from ..engines.group import Meeting
-    from ..engines.nodes import seated
+    from ..engines.nodes import NOTHING, ONE_HOST, ONE_RANK_EACH, seated
 
     settings = [card[0] for card in meeting.cards]
     setting = settings[0]
@@ -260,16 +260,21 @@ def _nodes_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOp
         raise errors.error("ranks_disagree", f"nodes is {setting} on rank 0 and {settings[other]} on rank {other}",
                            "give every rank the same call, file and LACONIC_* variables")
     if setting == "off":
-        return None, ""
+        return None, "not requested", False
     from ..ddp.choice import refused, worthless
 
+    auto = setting == "auto"
     _, places, hosts = zip(*meeting.cards)
     nodes, why = seated(setting, places, dist.get_rank(group), hosts)
-    if nodes is None:
-        return None, why
-    why = refused(asked, servers)
-    if not why and setting == "auto":
-        why = worthless(nodes, wrapper, stage, asked)
-    said = Meeting(group, why).words  # one rank's spec may be another's, which attach refuses
-    why = next(filter(None, said), "")
-    return (None, why) if why else (nodes, "requested" if setting != "auto" else "flat, a host would send more than an eighth of a ring's bytes")
+    if nodes is not None:
+        why = refused(asked, servers) or (worthless(nodes, wrapper, stage, asked) if auto else "")
+        said = Meeting(group, why).words  # one rank's spec may be another's, which attach refuses
+        why = next(filter(None, said), "")
+        if not why and auto:
+            why_not_flat = "flat, a host would send more than an eighth of a ring's bytes"
+            return nodes, why_not_flat if stage.path == "in_place" else "gradients are on an accelerator", True
+        if not why:
+            return nodes, "requested", True
+    if not auto and why not in (ONE_HOST, ONE_RANK_EACH):
+        raise errors.error("unsupported", f"nodes={setting}: {why}", "leave nodes out")
+    return None, why, not auto or why not in (ONE_HOST, ONE_RANK_EACH, NOTHING)

@@ -8,7 +8,7 @@ from ..core import _lib
 from ..core.errors import LaconicError
 from ..engines import aggregation
 from ..engines.aggregation import ServerOptions
-from ..engines.nodes import Nodes
+from ..engines.nodes import NOTHING, Nodes
 from ..exchange.csession import CSession, Options
 
 
@@ -28,9 +28,7 @@ def refused(asked: Options, servers: ServerOptions) -> str:
 
 def worthless(nodes: Nodes, wrapper, stage, asked: Options) -> str:
     """Why "auto" exchanges flat; empty: it does not. Ranks on the CPU need time inside the node, which pays where a host would send much
-    out of it; for gradients on an accelerator that has not been measured."""
-    if stage.path != "in_place":
-        return 'gradients on an accelerator are exchanged flat unless nodes="on"'
+    out of it."""
     from .hook import sorted_out
 
     ours, _ = sorted_out(wrapper)
@@ -42,7 +40,9 @@ def worthless(nodes: Nodes, wrapper, stage, asked: Options) -> str:
         return ""
     try:
         if session.all_raw:
-            return "nothing is compressed"
+            return NOTHING
+        if stage.path != "in_place":
+            return ""
         sent, ring = out_of_a_host(session)
     finally:
         session.close()

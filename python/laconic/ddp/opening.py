@@ -46,9 +46,11 @@ class Opened:
     """An agreement of all ranks, and the worker that it is about. Collective over the group; LaconicError on all ranks or on none."""
 
     def __init__(self, parameters: Parameters, of, meeting, stage, check, options: Options, servers: ServerOptions, warmup: int,
-                 nodes: Nodes | None = None, why_nodes: str = ""):
-        """`check()`: this rank's own reasons to refuse. `nodes`: two levels, or `why_nodes` not. The rest is that of laconic.attach."""
-        self.parameters, self.group, self.stage, self.nodes, self.why_nodes = parameters, of, stage, nodes, why_nodes
+                 nodes: Nodes | None = None, why_nodes: str = "", says_nodes: bool = False):
+        """`check()`: this rank's own reasons to refuse. `nodes`: two levels, or `why_nodes` not, which `says_nodes` puts into the start line.
+        The rest is that of laconic.attach."""
+        self.parameters, self.group, self.stage, self.nodes = parameters, of, stage, nodes
+        self.why_nodes, self.says_nodes = why_nodes, says_nodes
         lane = SharedLane.of(of, meeting, stage.backend, nodes)
         self.sibling = lane.sibling
         self._everyone = nodes and Everyone(nodes, lane.engine, lane.inside)
@@ -194,7 +196,7 @@ class Opened:
             text += over_port(e)
         if self.nodes is not None:
             text += f"; between {self.nodes}, inside them {self.sibling.backend}"
-        elif self.why_nodes:
+        elif self.says_nodes:
             text += f"; nodes: off, {self.why_nodes}"
         if self.parameters.foreign:
             named = names.shorten(f"{name} ({reason})" for name, _, reason in self.parameters.foreign)

@@ -14,12 +14,14 @@ from ..core import environment, errors
 from .texts import gather_texts
 
 WORDS = ("auto", "on", "off")
+#: reasons for flat exchanges, where nobody would expect others
+ONE_HOST, ONE_RANK_EACH, NOTHING = "all ranks are on one host", "each host has one rank", "nothing is compressed"
 
 
 def asked(nodes) -> str:
-    """The argument of laconic.attach, or LACONIC_NODES where it is None: a word, or a number of ranks as text."""
+    """The argument of laconic.attach, or LACONIC_NODES where it is None, else "auto": a word, or a number of ranks as text."""
     if nodes is None:
-        nodes = os.environ.get("LACONIC_NODES", "").strip().lower() or "off"
+        nodes = os.environ.get("LACONIC_NODES", "").strip().lower() or "auto"
     text = str(nodes)
     if isinstance(nodes, bool) or not (text in WORDS or (text.isdecimal() and int(text) > 0)):
         raise errors.error("invalid_argument", f"nodes={nodes!r}: expected auto, on, off or the number of ranks of a node",
@@ -92,12 +94,12 @@ def seated(setting: str, places: list[str], rank: int, hosts: list[str]) -> tupl
         ranks = [tuple(own) for own in by_place.values()]
     sizes = {len(own) for own in ranks}
     if len(ranks) == 1:
-        return None, "all ranks are on one host"
+        return None, ONE_HOST
     if len(sizes) > 1:
         (most, fullest), (least, emptiest) = ((len(own), hosts[own[0]]) for own in (max(ranks, key=len), min(ranks, key=len)))
         return None, f"{fullest} has {most} ranks and {emptiest} {least}"
     if sizes == {1}:
-        return None, "each host has one rank"
+        return None, ONE_RANK_EACH
     return Nodes(tuple(ranks), rank), "requested"
 
 
