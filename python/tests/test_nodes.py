@@ -7,8 +7,10 @@ import collections
 import contextlib
 import ctypes
 import itertools
+import json
 import os
 import signal
+import subprocess
 import time
 from types import SimpleNamespace
 
@@ -16,6 +18,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import own_codecs  # noqa: E402
+import serving  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 from launches import launch  # noqa: E402
@@ -250,6 +254,20 @@ def test_ranks_of_a_host_are_a_node_where_that_pays(pools, letters, nodes, spec,
         assert said or ("nodes" not in described and explained["why"] in ("nothing is compressed", "all ranks are on one host"))
 
 
+def _whole(servers):
+    own_codecs.register("largest")
+    return [_on_hosts("aabb", "on", spec, **more)[:2] for spec, more in (("thc:block=256", {"aggregator": servers}), ("largest", {}))]
+
+
+@pytest.mark.skipif(not serving.BINARY.exists(), reason=f"{serving.BINARY} is not built")
+def test_takers_of_whole_models_exchange_flat(pools):
+    with serving.servers() as started:
+        results = pools(4).run(_whole, servers=serving.listed(started), seconds=60)
+    for of_servers, of_codec in results:
+        for (explained, described), why in ((of_servers, "an aggregation server adds whole models"), (of_codec, "a registered codec takes whole models")):
+            assert (explained["count"], explained["why"]) == (None, why) and described.count(f"nodes: off, {why}") == 1
+
+
 def _differing(arguments):
     spec, options = arguments[dist.get_rank()]
     training.build(dist.group.WORLD, spec, attach_options=options)
@@ -422,6 +440,28 @@ def _scaled():
 def test_overflow_step_of_amp_is_skipped_by_all(pools):
     results = pools(4).run(_scaled, seconds=60)
     assert len(set(results)) == 1 and results[0][1] == 512.0
+
+
+def _recorded(steps, **options):
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.2", buckets=2, attach_options={"nodes": 2, **options})
+    for step in range(steps):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    found = training.digest(ddp), handle.stats()["setting_changes"], handle.explain()["record"]
+    handle.close()
+    return found
+
+
+@pytest.mark.skipif(not serving.BINARY.exists(), reason=f"{serving.BINARY} is not built")
+def test_record_of_run_with_nodes_replays_bit_for_bit(pools, tmp_path):
+    file = tmp_path / "run.jsonl"
+    first = pools(4).run(_recorded, steps=16, control="dc2:deadline_ms=0.001", record=str(file), seconds=60)
+    digest, changes, record = first[0]
+    assert changes >= 2 and record == {"file": str(file), "steps": 15, "trouble": ""} and [found[2] for found in first[1:]] == [None] * 3
+    replayed = pools(4).run(_recorded, steps=16, control=f"replay:{file}", seconds=60)
+    assert {found[:2] for found in first + replayed} == {(digest, changes)}
+    done = subprocess.run([serving.BINARY, "replay", file, "--json"], capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    assert answer["equal"] and len(answer["decisions"]) == changes
 
 
 # ---- state ----
