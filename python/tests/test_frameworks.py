@@ -1,12 +1,11 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""laconic.jax and laconic.keras in one process, with stubs in place of the frameworks: make users runs the real ones."""
+"""laconic.jax in one process, with a stub in place of JAX: make users runs the real one."""
 
 from __future__ import annotations
 
 import pickle
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -16,74 +15,15 @@ from laconic.core import _lib
 
 numpy = pytest.importorskip("numpy")
 
-
-class Array(numpy.ndarray):
-    """A concrete array of the stub."""
-
-    is_fully_addressable = True
-    sharding = "here"
-
-
-class Tracer(Array):
-    """A traced one."""
-
-
-class BatchTracer(Tracer):
-    """Under vmap."""
-
-
-class JVPTracer(Tracer):
-    """Under grad."""
-
-
-def array(shape=(3, 4), kind=Array, dtype="float32"):
-    return numpy.arange(numpy.prod(shape), dtype=dtype).reshape(shape).view(kind)
-
-
-class Tree:
-    """The structure of a dict."""
-
-    def __init__(self, names):
-        self.names = tuple(names)
-
-    def __eq__(self, other):
-        return self.names == other.names
-
-    def __hash__(self):
-        return hash(self.names)
-
-    def unflatten(self, leaves):
-        return dict(zip(self.names, leaves, strict=True))
+from stand_ins import BatchTracer, JVPTracer, Tracer, array, jax_modules  # noqa: E402
 
 
 @pytest.fixture
 def jax(monkeypatch):
-    axes = {}
-    stub = types.ModuleType("jax")
-    stub.Array, stub.core = Array, types.SimpleNamespace(Tracer=Tracer)
-    stub.ShapeDtypeStruct = lambda shape, dtype: types.SimpleNamespace(shape=shape, dtype=dtype)
-    stub.tree_util = types.SimpleNamespace(
-        tree_flatten=lambda tree: (list(tree.values()), Tree(tree)), tree_leaves=lambda tree: list(tree.values()),
-        tree_flatten_with_path=lambda tree: (list(tree.items()), Tree(tree)), keystr=lambda path: f"['{path}']",
-        tree_map=lambda f, tree: {name: f(leaf) for name, leaf in tree.items()})
-    stub.numpy = types.SimpleNamespace(zeros=numpy.zeros, int32=numpy.int32, float32=numpy.float32,
-                                       array=lambda values, dtype=None, copy=True: numpy.array(values, dtype=dtype, copy=copy).view(Array))
-    calls = types.ModuleType("jax.experimental")
-
-    def io_callback(function, shapes, *leaves, ordered):
-        assert ordered and [shape.dtype for shape in shapes] == [leaf.dtype for leaf in leaves]
-        return [numpy.array(value) for value in function(*leaves)]
-
-    calls.io_callback = io_callback
-    core = types.SimpleNamespace(get_axis_env=lambda: types.SimpleNamespace(axis_sizes=axes))
-    optax = types.ModuleType("optax")
-    optax.GradientTransformation = type("GradientTransformation", (tuple,), {
-        "__new__": lambda cls, init, update: tuple.__new__(cls, (init, update)), "init": property(lambda self: self[0]),
-        "update": property(lambda self: self[1])})
-    for name, module in {"jax": stub, "jax.numpy": stub.numpy, "jax.experimental": calls, "jax._src.core": core, "optax": optax}.items():
+    modules = jax_modules()
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    stub.axes = axes
-    return stub
+    return modules["jax"]
 
 
 def test_import_takes_no_framework_along():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -21,16 +22,23 @@ SKIPPED = 3  # exit status of a script that has nothing to run on here; its last
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def free_port(following: int = 99) -> int:
+    """With those that follow it, at which sessions meet; below those that the system gives away."""
+    while True:
+        first = random.randrange(20000, 32000, following + 1)
+        try:
+            for port in range(first, first + following + 1):
+                with socket.socket() as s:
+                    s.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            continue
 
 
-def start(*arguments, seconds: int = SECONDS, **environment) -> str:
+def start(*arguments, seconds: int = SECONDS, cwd=None, **environment) -> str:
     """Runs `python ARGUMENTS` to its end and gives its output; SystemExit with that output where it fails or hangs."""
     process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               text=True, env={**os.environ, **environment}, start_new_session=True)
+                               text=True, env={**os.environ, **environment}, cwd=cwd, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -58,6 +66,51 @@ def torchrun(*arguments, world: int = 2, **options) -> str:
     """As `start`, by torchrun on `world` ranks."""
     return start("-m", "torch.distributed.run", "--nproc-per-node", world, "--master-addr", "127.0.0.1",
                  "--master-port", free_port(), *arguments, **options)
+
+
+def by_hand(*arguments, world: int = 2, seconds: int = SECONDS, per_rank=None, cwd=None, **environment) -> list[str]:
+    """As `start`, `world` processes without a launcher: per_rank(rank) gives variables. The output of each."""
+    processes = [subprocess.Popen([sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd,
+                                  env={**os.environ, **environment, **(per_rank(rank) if per_rank else {})}) for rank in range(world)]
+    try:
+        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(process.returncode for process in processes):
+        raise SystemExit("\n".join([*outputs, f"exit status {[process.returncode for process in processes]}: {' '.join(map(str, arguments))}"]))
+    return outputs
+
+
+def variables(world: int = 2):
+    """per_rank of `by_hand`, as a user sets them."""
+    port = str(free_port())
+    return lambda rank: {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def lab(script, world: int = 2, **options) -> str:
+    """As `start`, by `laconic lab --emulate`."""
+    command = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
+    library = Path(os.environ.get("LACONIC_LIBRARY", Path(__file__).resolve().parents[2] / "build" / "release" / "lib" / "liblaconic.so"))
+    return start("-c", command, library.parents[1] / "bin" / "laconic", "lab", "--hosts", world, "--emulate", "--", sys.executable, script, **options)
+
+
+def blocks(page: str) -> list[str]:
+    """The Python of a page of docs/guide, as it is written."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "guide" / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run_page(page: str) -> list[dict]:
+    """The first block, then each of the others as if it stood right behind it: their names."""
+    first, *others = blocks(page)
+    whole = {"__name__": "guide"}
+    exec(compile(first, page, "exec"), whole)
+    found = [whole]
+    for block in others:
+        found.append(dict(whole))
+        exec(compile(block, page, "exec"), found[-1])
+    return found
 
 
 def run_test(name: str) -> None:

@@ -1,15 +1,15 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""laconic.keras on two ranks, on each backend of Keras: the example, half batches, mixed precision with an overflow on one rank,
-accumulated gradients, missing and sparse ones, other weights, jit_compile=True, saved models, resume, a rank that dies."""
+"""laconic.keras on two ranks, on each backend of Keras: the example, the guide's programs, half batches, mixed precision with an overflow on one rank,
+accumulated gradients, missing and sparse ones, other weights, jit_compile=True, saved models, resume by hand and by the callback, distribution in the process, a rank that dies."""
 
-import hashlib
+import json
 import os
 import re
 import sys
 import tempfile
 from pathlib import Path
 
-from _launch import check, start, torchrun
+from _launch import blocks, by_hand, check, free_port, lab, run_page, start, torchrun
 
 NEEDS = ["keras", "tensorflow-cpu", "jax", "scikit-learn"]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "keras_train.py"
@@ -68,6 +68,8 @@ def rank_of_job(folder):
     plain.optimizer.laconic.load_state_dict(state)
     check(equal(fit(plain), trained), f"{backend}: resumed equals uninterrupted, bit for bit")
 
+    resumed_by_callback(backend, rank, folder, adam, x[mine], y[mine])
+
     accumulated = fit(model(laconic.keras.compressed(adam(0.01, gradient_accumulation_steps=3), "3lc")))
     check(equal(accumulated) and accumulated.optimizer.laconic.stats()["steps"] == 2, f"{backend}: accumulated gradients are exchanged once an update")
 
@@ -76,6 +78,7 @@ def rank_of_job(folder):
     if backend == "tensorflow":
         refused("jit_compile=True", "jit_compile=False", lambda: fit(model(laconic.keras.compressed(adam(), "3lc"), jit_compile=True)))
         auto_is_false(model, laconic.keras.compressed(adam(), "3lc"))
+    replicas(backend, model, fit, refused, adam)
     refused("an optimizer that is compressed already", "compressed already",
             lambda: laconic.keras.compressed(laconic.keras.compressed(adam(), "3lc"), "3lc"))
 
@@ -111,6 +114,99 @@ def rank_of_job(folder):
     refused("a loss scale around it", "LossScaleOptimizer is around", lambda: outer.apply([keras.ops.ones((5,))], [variable]))
     keras.mixed_precision.set_global_policy("mixed_float16")
     check(equal(fit(model(laconic.keras.compressed(adam(0.01), "3lc")))), f"{backend}: mixed_float16, ranks are equal, bit for bit")
+
+
+def resumed_by_callback(backend, rank, folder, adam, x, y):
+    import keras
+    import numpy
+
+    import laconic
+
+    def run(*callbacks, model=None, raises=None, **options):
+        if model is None:
+            keras.utils.clear_session()  # the same layers' names
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(200, activation="relu"), keras.layers.Dropout(0.0), keras.layers.Dense(10)])
+            model.compile(optimizer=laconic.keras.compressed(adam(0.01, gradient_accumulation_steps=2), "topk:ratio=0.05", small_elements=64),
+                          loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        try:
+            history = model.fit(x, y, batch_size=8, epochs=4, shuffle=False, verbose=0, callbacks=list(callbacks), **options)
+        except KeyboardInterrupt:
+            return None, None
+        return model, history
+
+    def weights(model):
+        return b"".join(value.tobytes() for value in model.get_weights())
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    path = f"{folder}/{rank}-{{epoch}}.keras"
+    whole, history = run(laconic.keras.Callback(), keras.callbacks.ModelCheckpoint(path))
+    check(len(history.history["laconic_ratio"]) == 4 and history.history["laconic_ratio"][-1] > 5, f"{backend}: the ratio is in the logs of every epoch")
+    backup = f"{folder}/backup-{rank}"
+    run(keras.callbacks.BackupAndRestore(backup), laconic.keras.Callback(), Stops())
+    check(os.listdir(f"{backup}/latest.weights.h5.laconic") == [f"rank-{rank}.npz"], f"{backend}: a state beside what BackupAndRestore saves")
+    again, _ = run(laconic.keras.Callback(), keras.callbacks.BackupAndRestore(backup))
+    check(weights(again) == weights(whole) and not os.path.exists(backup), f"{backend}: resumed by BackupAndRestore equals uninterrupted, bit for bit")
+    loaded = keras.models.load_model(path.format(epoch=2))
+    loaded.compile(optimizer=laconic.keras.compressed(loaded.optimizer, "topk:ratio=0.05", small_elements=64), loss=loaded.loss)
+    run(laconic.keras.Callback(resume_from=path.format(epoch=2)), model=loaded, initial_epoch=2)
+    check(weights(loaded) == weights(whole), f"{backend}: resumed from ModelCheckpoint's file equals uninterrupted, bit for bit")
+    flushed, _ = run(laconic.keras.Callback(flush=5))
+    left = [saved for name, saved in flushed.optimizer.laconic.state_dict().items() if name.startswith("entries/residual")]
+    check(left and not any(numpy.any(saved) for saved in left), f"{backend}: flush=5 leaves no residuals")
+
+
+def replicas(backend, model, fit, refused, adam):
+    import keras
+
+    import laconic
+
+    words = "one process, one replica, or let XLA sum inside the process"
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            refused("tf.distribute", words, lambda: laconic.keras.compressed(adam(), "3lc"))
+    if backend == "jax":
+        optimizer = laconic.keras.compressed(adam(), "3lc")
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"], auto_shard_dataset=False))
+        try:
+            refused("keras.distribution", words, lambda: laconic.keras.compressed(adam(), "3lc"))
+            refused("keras.distribution, set later", words, lambda: fit(model(optimizer)))
+        finally:
+            keras.distribution.set_distribution(None)
+
+
+def guide_of_rank():
+    import keras
+    import numpy
+
+    whole, *others = run_page("keras.md")
+    exchange = whole["optimizer"].laconic
+    for found in others:
+        exchange.flat.compare([numpy.asarray(value) for value in found["model"].get_weights()], "the weights")
+    check(exchange.world == 2 and exchange.stats()["ratio"] > 5, f"{keras.backend.backend()}: the guide's programs: ranks are equal, bit for bit")
+
+
+def guide(backend, folder):
+    environment = {"KERAS_BACKEND": backend, **QUIET}
+    say(torchrun(__file__, "guide", cwd=folder, **environment))
+    if backend != "tensorflow":
+        return
+    train, port = Path(folder, "train.py"), free_port()
+    train.write_text(blocks("keras.md")[0] + "\nprint(f'rank {rank} of {world}')\n")
+    cluster = {"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}
+    configured = by_hand(train, per_rank=lambda rank: {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})}, **environment)
+    for how, output in (("TF_CONFIG", "\n".join(configured)), ("laconic lab", lab(train, **environment))):
+        check(sorted(re.findall(r"rank \d of 2", output)) == ["rank 0 of 2", "rank 1 of 2"], f"{backend}: the guide's program by {how}")
+
+
+def say(output):
+    print("\n".join(dict.fromkeys(line[line.index("ok: "):] for line in output.splitlines() if "ok: " in line)), flush=True)
 
 
 def auto_is_false(model, optimizer):
@@ -159,11 +255,11 @@ def example(backend):
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        {"whole": rank_of_job, "dying": dying_rank}[sys.argv[1]](*sys.argv[2:])
+        {"whole": rank_of_job, "dying": dying_rank, "guide": guide_of_rank}[sys.argv[1]](*sys.argv[2:])
     else:
-        for backend in ("tensorflow", "jax", "torch"):
+        for backend in sys.argv[1:] or ("tensorflow", "jax", "torch"):
             example(backend)
             with tempfile.TemporaryDirectory() as folder:
+                guide(backend, folder)
                 for arguments in (["whole", folder], ["dying"]):
-                    output = torchrun(__file__, *arguments, seconds=300, KERAS_BACKEND=backend, **QUIET)
-                    print("\n".join(dict.fromkeys(line for line in output.splitlines() if line.startswith("ok: "))), flush=True)
+                    say(torchrun(__file__, *arguments, seconds=300, KERAS_BACKEND=backend, **QUIET))

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ..core import _checks, environment, errors, threads
 from ..core.errors import LaconicError
 from . import addresses
+from .texts import listed
 
 _checks.supported_torch(torch.__version__)  # here, because all that trains imports this module
 
@@ -194,10 +195,6 @@ def disabled_on(ranks: list[int], words: list[str]) -> str:
     """Which ranks said that LACONIC_DISABLE is set, and which did not; empty: all said the same of it."""
     off, on = ([rank for rank, said in zip(ranks, words) if (said == environment.DISABLED) == wanted] for wanted in (True, False))
     return f"{environment.DISABLED} is set on rank {listed(off)} and not on rank {listed(on)}" if off and on else ""
-
-
-def listed(ranks: list[int], limit: int = 8) -> str:
-    return ", ".join(map(str, ranks[:limit])) + (f" and {len(ranks) - limit} more" if len(ranks) > limit else "")
 
 
 def _holds(store, key: str) -> bool:

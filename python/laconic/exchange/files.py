@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Files of one rank's saved state: written whole or not at all, and recognised by the parameters that they belong to."""
+"""Files of one rank's saved state: written whole or not at all. torch is imported for its own format only."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import contextlib
 import os
 from pathlib import Path
 
-import torch
-
 from .state import corrupt
 
 PARTIAL = ".partial"
 
 
 def save(path: Path, content: dict) -> None:
-    """Writes tensors and plain values to `path`, whose folder is made. After a crash the file is there whole or not at all.
+    """Writes tensors and plain values to `path`, as `write` does."""
+    import torch
+
+    write(path, lambda file: torch.save(content, file))
+
+
+def write(path: Path, fill) -> None:
+    """Makes `path` and its folder; `fill` writes to the open file. After a crash the file is there whole or not at all.
 
     OSError where the disk refuses.
     """
@@ -25,7 +30,7 @@ def save(path: Path, content: dict) -> None:
     try:
         with open(partial, "wb") as file:
             writer = _Writer(file)
-            torch.save(content, writer)
+            fill(writer)
             if writer.error is not None:
                 raise writer.error
             file.flush()
@@ -65,6 +70,8 @@ class _Writer:
 
 def load(path: Path) -> dict:
     """Loads what `save` wrote. Raises LaconicError (state_corrupt) if the file is damaged, OSError if it cannot be read."""
+    import torch
+
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:

@@ -11,6 +11,7 @@ import numpy
 
 from ..core import environment, errors
 from ..core.errors import LaconicError
+from ..engines.texts import gather_texts, listed
 from ..exchange.session import Session
 from ..exchange.state import corrupt
 
@@ -46,16 +47,12 @@ class Flat:
 
     # ---- weights ---------------------------------------------------------------------------------------------------------------
 
-    def compare(self, arrays, what: str) -> None:
+    def compare(self, arrays, what: str, advice: str = "use the same seed on all ranks, or sync=True") -> None:
         """Collective. LaconicError on all ranks where `arrays` differ from rank 0's."""
-        h = hashlib.blake2b(digest_size=_HASH)
-        for values in arrays:
-            h.update(f"{values.shape} {values.dtype};".encode() + values.tobytes())
-        hashes = self.session.gather_bytes(h.digest())
+        hashes = self.session.gather_bytes(hashed(arrays))
         others = [rank for rank in range(self.session.world) if hashes[_HASH * rank : _HASH * (rank + 1)] != hashes[:_HASH]]
         if others:
-            raise errors.error("ranks_disagree", f"{what} of rank {', '.join(map(str, others))} differ from those of rank 0",
-                               "use the same seed on all ranks, or sync=True")
+            raise errors.error("ranks_disagree", f"{what} of rank {listed(others)} differ from those of rank 0", advice)
 
     def of_rank_0(self, values) -> numpy.ndarray:
         """Collective. Rank 0's values of an array that has the same shape and type on all ranks."""
@@ -83,6 +80,31 @@ class Flat:
             raise corrupt(f"{type(error).__name__}: {error}") from None
         self.session.load_state_dict(whole)
         self.step = step
+
+    # ---- as the callbacks' state files take a handle -----------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self.session.rank
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every rank's text, 500 bytes of each at most. Collective."""
+        return gather_texts(self.session, text)
+
+    def prepare(self, state: dict):
+        """A call that loads a state. LaconicError if it cannot be loaded; nothing is changed then."""
+        former = self.state_dict()
+        self.load_state_dict(state)
+        self.load_state_dict(former)
+        return lambda: self.load_state_dict(state)
+
+
+def hashed(arrays) -> bytes:
+    """Over shapes, types and values."""
+    h = hashlib.blake2b(digest_size=_HASH)
+    for values in arrays:
+        h.update(f"{values.shape} {values.dtype};".encode() + values.tobytes())
+    return h.digest()
 
 
 class OfSession:

@@ -75,6 +75,7 @@ class Exchange(OfSession):
         """One for each list of variables: models that are trained in turn."""
         key = tuple(map(id, variables))
         if key not in self._flats:
+            _check_process()
             for variable in variables:
                 if str(variable.dtype) not in TYPES:
                     raise errors.error("dtype_unsupported", f"{variable.path} is of {variable.dtype}", "float32, bfloat16 and float16 are exchanged")
