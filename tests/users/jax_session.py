@@ -1,14 +1,15 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""laconic.jax on two ranks: the example, `averaged` inside jit against `Averager` outside for every codec, half batches, resume, what is
+"""laconic.jax on two ranks: the example, the guide's programs, `averaged` inside jit against `Averager` outside for every codec, half batches, resume, what is
 refused, a rank that dies inside a jitted step."""
 
 import os
 import pickle
 import re
 import sys
+import tempfile
 from pathlib import Path
 
-from _launch import check, start, torchrun
+from _launch import blocks, by_hand, check, free_port, lab, run_page, start, torchrun, variables
 
 NEEDS = ["jax", "optax", "flax", "scikit-learn"]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "jax_train.py"
@@ -161,6 +162,72 @@ def dying_rank():
                 os._exit(0)
 
 
+def guide_of_rank(runs):
+    """The page's first run: all of its blocks. The second: the program and its resume."""
+    import jax
+    import numpy
+
+    import laconic
+
+    if runs == "first":
+        found = run_page("jax.md")
+        averager = found[0]["average"].averager
+    else:
+        whole = {"__name__": "guide"}
+        resume, = (block for block in blocks("jax.md") if "checkpoint.exists()" in block)
+        for block in (blocks("jax.md")[0], resume):
+            exec(compile(block, "jax.md", "exec"), whole)
+        found, averager = [whole], whole["average"].averager
+        check(averager.flat.step == 150, "the guide's second run continues after 100 steps")
+    for names in found:
+        for tree in ("params", "grads", "train_state"):
+            if tree in names:
+                averager.flat.compare([numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(names[tree])], tree)
+    check(isinstance(averager, laconic.jax.Averager), f"the guide's {runs} run: ranks are equal, bit for bit")
+
+
+def guide():
+    with tempfile.TemporaryDirectory() as folder:
+        train = Path(folder, "train.py")
+        train.write_text(blocks("jax.md")[0])
+        for runs in ("first", "second"):
+            say(torchrun(__file__, "guide", runs, cwd=folder, JAX_PLATFORMS="cpu"))
+        address = f"127.0.0.1:{free_port()}"
+        for how, output in (("variables set by hand", "\n".join(by_hand(train, per_rank=variables(), JAX_PLATFORMS="cpu"))),
+                            ("laconic lab", lab(train, JAX_PLATFORMS="cpu")), ("one process", start(train, JAX_PLATFORMS="cpu"))):
+            check(re.findall(r"rank (\d): [\d.]+ : 1", output) in (["0", "1"], ["1", "0"], ["0"]), f"the guide's program by {how}")
+        say("\n".join(by_hand(__file__, "distributed", address, per_rank=lambda rank: {"OF_SLURM": str(rank)}, JAX_PLATFORMS="cpu")))
+
+
+def distributed_rank(address):
+    """As Slurm's processes are, which initialize() without arguments finds."""
+    import jax
+
+    jax.distributed.initialize(address, 2, int(os.environ["OF_SLURM"]))
+    import numpy
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import laconic
+
+    averager = laconic.jax.Averager("none", {"w": jax.numpy.zeros(5000)})
+    mean = averager({"w": jax.numpy.full(5000, float(averager.rank))})["w"]
+    check((averager.world, float(mean[0])) == (2, 0.5), "jax.distributed: the processes that it has started")
+    everywhere = NamedSharding(Mesh(numpy.array(jax.devices()), "p"), PartitionSpec("p"))
+    sharded = jax.make_array_from_process_local_data(everywhere, numpy.zeros(50, "float32"))
+    for what, call in (("parameters", lambda: laconic.jax.Averager("none", {"w": sharded})), ("gradients", lambda: of_100({"w": sharded}))):
+        of_100 = laconic.jax.Averager("none", {"w": jax.numpy.zeros(100)})
+        try:
+            call()
+        except laconic.LaconicError as error:
+            check("['w'] is sharded over processes" in str(error), f"{what} sharded over processes are refused: {error}")
+        else:
+            check(False, f"{what} sharded over processes are refused")
+
+
+def say(output):
+    print("\n".join(dict.fromkeys(line[line.index("ok: "):] for line in output.splitlines() if "ok: " in line)), flush=True)
+
+
 def example():
     def ranks(output):
         return re.findall(r"rank \d of \d: accuracy ([\d.]+), weights ([0-9a-f]+), ([\d.]+) : 1", output)
@@ -172,8 +239,11 @@ def example():
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        {"whole": rank_of_job, "dying": dying_rank}[sys.argv[1]]()
+        {"whole": rank_of_job, "dying": dying_rank, "guide": guide_of_rank}[sys.argv[1]](*sys.argv[2:])
+    elif "OF_SLURM" in os.environ:
+        distributed_rank(sys.argv[2])
     else:
         example()
+        guide()
         for what in ("whole", "dying"):
-            print("\n".join(dict.fromkeys(line for line in torchrun(__file__, what, seconds=400, JAX_PLATFORMS="cpu").splitlines() if "ok: " in line)))
+            say(torchrun(__file__, what, seconds=400, JAX_PLATFORMS="cpu"))
