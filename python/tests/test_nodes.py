@@ -256,7 +256,7 @@ def test_ranks_of_a_host_are_a_node_where_that_pays(pools, letters, nodes, spec,
 
 def _whole(servers):
     own_codecs.register("largest")
-    return [_on_hosts("aabb", "on", spec, **more)[:2] for spec, more in (("thc:block=256", {"aggregator": servers}), ("largest", {}))]
+    return [_on_hosts("aabb", None, spec, **more)[:2] for spec, more in (("thc:block=256", {"aggregator": servers}), ("largest", {}))]
 
 
 @pytest.mark.skipif(not serving.BINARY.exists(), reason=f"{serving.BINARY} is not built")
