@@ -24,14 +24,37 @@ from laconic.launch import together
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guide" / "clusters.md").read_text(encoding="utf-8")
 TORCHRUN = "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST0:29400 --rdzv-id job -m laconic.doctor"
-#: the doctor on a host whose name is loopback, as Debian installs it, and whose user has chosen no interface
+#: the doctor on a host whose name is loopback, as Debian installs it, and whose user has chosen no interface; then ranks on hosts in turn
 DEBIAN = """
-import ctypes, os, runpy, socket, sys
+import contextlib, ctypes, os, runpy, socket, sys
 
 del os.environ["GLOO_SOCKET_IFNAME"]
 assert ctypes.CDLL(None).unshare(0x04000000) == 0  # CLONE_NEWUTS
 socket.sethostname("localhost")
-runpy.run_module("laconic.doctor", run_name="__main__", alter_sys=True)
+with contextlib.suppress(SystemExit):
+    runpy.run_module("laconic.doctor", run_name="__main__", alter_sys=True)
+
+import torch
+import torch.distributed as dist
+import laconic
+
+os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # for torch's own groups
+os.environ["RANK"] = {"1": "2", "2": "1"}.get(os.environ["RANK"], os.environ["RANK"])
+dist.init_process_group("gloo")
+socket.sethostname(f"of_{dist.get_rank() % 2}")
+for name, ranks in (("turns", [0, 1, 2, 3]), ("uneven", [0, 1, 2]), ("alone", [0, 1])):
+    group = dist.new_group(ranks)
+    if dist.get_rank() in ranks:
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
+        handle = laconic.attach(ddp, "3lc", nodes="on", quiet=True)
+        for _ in range(2):
+            ddp(torch.randn(4, 80, dtype=torch.float32, device="cpu")).square().mean().backward()
+        told = handle.describe()
+        handle.close()
+        sums = [torch.zeros_like(ddp.module.weight.grad) for _ in ranks]
+        dist.all_gather(sums, ddp.module.weight.grad, group=group)
+        if dist.get_rank() == 0:
+            print(name, all(torch.equal(sums[0], one) for one in sums), told, flush=True)
 """
 
 
@@ -61,6 +84,9 @@ def test_torchrun_meets_over_two_hosts(tmp_path):
     assert said["hosts"] == "localhost: rank 0, 1; localhost: rank 2, 3"
     assert said["interface"] == "localhost: eth0 10.77.0.1; localhost: eth0 10.77.0.2"
     assert "to 1 out of a host, replicas equal" in said["exchange"]
+    assert said["turns"].startswith("True 3lc") and "between 2 nodes of 2 ranks, inside them gloo" in said["turns"]
+    assert said["uneven"].startswith("True 3lc") and "; nodes: off, of_0 has 2 ranks and of_1 1" in said["uneven"]
+    assert said["alone"].startswith("True 3lc") and "; nodes: off, each host has one rank" in said["alone"]
 
 
 @pytest.mark.parametrize(("mpi", "mpirun"), [("openmpi", "mpirun.openmpi")])

@@ -117,9 +117,19 @@ def test_every_mode_trains(staged, pools, device, mode):
     assert same(staged(3).run(_train, device=device, **run)) == same(pools(3).run(training.train, **run))
 
 
-def test_two_levels_have_values_of_those_on_cpu(staged, pools, device):
-    run = {"spec": "3lc", "steps": 6, "buckets": 2, "attach_options": {"nodes": 2}}
-    assert same(staged(4).run(_train, device=device, **run)) == same(pools(4).run(training.train, **run))
+def _by_nodes(device, weekly):
+    """Of nodes of two: one launch for all specs."""
+    specs = training.SPECS + training.OTHER_SPECS if weekly else ["3lc", "int8+ef", "powersgd:rank=2"]
+    runs = [{"spec": spec} for spec in specs] + [{"spec": "topk:ratio=0.05", "dtype": torch.float16}]
+    return [_train(device, steps=6, buckets=3, attach_options={"nodes": 2, "window": 1}, **run) for run in runs]
+
+
+def test_nodes_over_staged_buffers_match_cpu(staged, pools, device):
+    weekly = os.environ.get("TEST_TIER") == "weekly"
+    here, there = (zip(*pool.run(_by_nodes, device=of, weekly=weekly)) for pool, of in ((staged(4), device), (pools(4), "cpu")))
+    for ours, theirs in zip(here, there):
+        assert same(ours) == same(theirs)
+        assert all(r["stats"]["node_bytes"] > 0 and r["stats"]["staged_bytes"] > 0 for r in ours)
 
 
 def _scaled(device):
