@@ -13,30 +13,32 @@
 namespace laconic::session {
 namespace {
 
+/// Where a rank stands, in an agreement card.
+struct Seat {
+  uint32_t rank;
+  uint32_t world;
+  uint32_t node_shard;
+  uint32_t records;  // rank 0 writes a record
+};
 /// The fixed layout of an agreement card. Texts that do not fit end in their hash.
 struct Card {
   std::array<char, 8> magic;
-  uint32_t abi;
-  uint32_t rank;
-  uint32_t world;
+  Seat seat;
   uint32_t parameters;
+  uint32_t window;
+  uint32_t strategy;
+  uint32_t sums;
   uint64_t elements;
   uint64_t agreement;
   uint64_t model_hash;
   uint64_t seed;
   uint64_t small_elements;
-  uint32_t strategy;
-  uint32_t sums;
   uint64_t part;
-  uint32_t window;
-  uint32_t records;  // rank 0 writes a record
   uint64_t scales_from;
   std::array<char, 32> version;
   std::array<char, 384> spec;
   std::array<char, 104> rules;
   std::array<char, 128> controls;
-  uint32_t node_shard;
-  uint32_t reserved;
 };
 static_assert(sizeof(Card) <= kAgreementBytes);
 constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '6'};
@@ -101,14 +103,15 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b, const Differing& 
     return differ(0, r, "the rules", q(text_of(a.rules)), q(text_of(b.rules)));
   if (text_of(a.controls) != text_of(b.controls))
     return differ(0, r, "the control", q(text_of(a.controls)), q(text_of(b.controls)));
-  if (a.records != b.records) {
-    const auto has = [](const Card& card) { return card.records != 0 ? "one" : "none"; };
+  if (a.seat.records != b.seat.records) {
+    const auto has = [](const Card& card) { return card.seat.records != 0 ? "one" : "none"; };
     return differ(0, r, "a record", has(a), has(b));
   }
-  if (a.node_shard != b.node_shard)
-    return differ(0, r, "the place in their nodes", n(a.node_shard), n(b.node_shard));
-  if (a.world != b.world) return differ(0, r, "the number of ranks", n(a.world), n(b.world));
-  if (b.rank != r) return differ(r, r, "its own rank", n(r), n(b.rank));
+  if (a.seat.node_shard != b.seat.node_shard)
+    return differ(0, r, "the place in their nodes", n(a.seat.node_shard), n(b.seat.node_shard));
+  if (a.seat.world != b.seat.world)
+    return differ(0, r, "the number of ranks", n(a.seat.world), n(b.seat.world));
+  if (b.seat.rank != r) return differ(r, r, "its own rank", n(r), n(b.seat.rank));
   if (a.parameters != b.parameters || a.elements != b.elements) {
     return differ(0, r, "the model",
                   n(a.parameters) + " parameters with " + n(a.elements) + " elements",
@@ -227,8 +230,8 @@ AgreementCard agreement_card(const Active& mine) {
   const EngineCaps& caps = options.caps;
   Card card{};
   card.magic = kCardMagic;
-  card.rank = options.rank;
-  card.world = options.world;
+  card.seat.rank = options.rank;
+  card.seat.world = options.world;
   card.parameters = static_cast<uint32_t>(model.parameters().size());
   for (const auto& p : model.whole()) card.elements += p.count();
   card.agreement = model.agreement();
@@ -236,8 +239,8 @@ AgreementCard agreement_card(const Active& mine) {
   card.seed = options.seed;
   card.small_elements = options.small_elements;
   card.window = options.window;
-  card.records = mine.asked.records ? 1U : 0U;
-  card.node_shard = options.node_shard;
+  card.seat.records = mine.asked.records ? 1U : 0U;
+  card.seat.node_shard = options.node_shard;
   card.part = options.part;
   card.scales_from = caps.scales_from;
   card.strategy = static_cast<uint32_t>(model.choice().strategy);
@@ -280,12 +283,12 @@ Result<void> check_agreement(Active& mine, Bytes cards) {
 Result<void> check_node(Bytes cards, std::span<const uint32_t> names) {
   const Differing differ{names};
   auto first = load<Card>(cards.data());
-  const uint32_t node = std::exchange(first.rank, 0);
-  first.node_shard = 0;
+  const uint32_t node = std::exchange(first.seat.rank, 0);
+  first.seat.node_shard = 0;
   for (uint32_t r = 0; r < cards.size() / kAgreementBytes; ++r) {
     auto card = load<Card>(cards.data() + r * kAgreementBytes);
-    card.node_shard = 0;
-    const uint32_t theirs = std::exchange(card.rank, r);
+    card.seat.node_shard = 0;
+    const uint32_t theirs = std::exchange(card.seat.rank, r);
     if (auto same = compare(r, first, card, differ); !same) return same;
     if (theirs != node)
       return differ(0, r, "which node they are", std::to_string(node), std::to_string(theirs));
@@ -294,12 +297,13 @@ Result<void> check_node(Bytes cards, std::span<const uint32_t> names) {
 }
 
 bool cards_agree(Bytes cards, uint32_t world) noexcept {
+  constexpr size_t kRankAt = offsetof(Card, seat) + offsetof(Seat, rank);
   if (cards.size() != world * kAgreementBytes) return false;
   AgreementCard first{};
   for (uint32_t r = 0; r < world; ++r) {
     auto card = load<AgreementCard>(cards.data() + r * kAgreementBytes);
-    const auto rank = load<uint32_t>(card.data() + offsetof(Card, rank));
-    std::memset(card.data() + offsetof(Card, rank), 0, sizeof rank);
+    const auto rank = load<uint32_t>(card.data() + kRankAt);
+    std::memset(card.data() + kRankAt, 0, sizeof rank);
     if (r == 0) first = card;
     if (rank != r || card != first) return false;
   }

@@ -141,8 +141,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     from ..ddp import hook
 
     named = ServerOptions(aggregator=aggregator, token=token, quorum=quorum, deadline_ms=deadline_ms, auth=auth, multicast=multicast)
-    chosen, why, says = _nodes_for(group, meeting, wrapper, stage, asked, named)
-    handle = hook.attach(wrapper, meeting, stage, asked, named, scaler=scaler, warmup=warmup, nodes=chosen, why_nodes=why, says_nodes=says)
+    levels = _levels_for(group, meeting, wrapper, stage, asked, named)
+    handle = hook.attach(wrapper, meeting, stage, asked, named, levels, scaler=scaler, warmup=warmup)
     _announced(wrapper, handle, quiet)
     if handle.rank == 0 and not quiet and (moving := hook.moving_padding(handle, wrapper.module)):
         environment.say(moving, logging.WARNING)
@@ -247,12 +247,12 @@ def _refused_nodes(nodes) -> LaconicError | None:
     return None
 
 
-def _nodes_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):
-    """The nodes of a wrapper's group, or none, a reason, and whether the start line has it; the same on all ranks."""
+def _levels_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):
+    """Of a wrapper's group; the same on all ranks."""
     import torch.distributed as dist
 
     from ..engines.group import Meeting
-    from ..engines.nodes import NOTHING, ONE_HOST, ONE_RANK_EACH, seated
+    from ..engines.nodes import NOTHING, ONE_HOST, ONE_RANK_EACH, Levels, seated
 
     settings = [card[0] for card in meeting.cards]
     setting = settings[0]
@@ -260,7 +260,7 @@ def _nodes_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOp
         raise errors.error("ranks_disagree", f"nodes is {setting} on rank 0 and {settings[other]} on rank {other}",
                            "give every rank the same call, file and LACONIC_* variables")
     if setting == "off":
-        return None, "not requested", False
+        return Levels(why="not requested")
     from ..ddp.choice import refused, worthless
 
     auto = setting == "auto"
@@ -271,10 +271,10 @@ def _nodes_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOp
         said = Meeting(group, why).words  # one rank's spec may be another's, which attach refuses
         why = next(filter(None, said), "")
         if not why and auto:
-            why_not_flat = "flat, a host would send more than an eighth of a ring's bytes"
-            return nodes, why_not_flat if stage.path == "in_place" else "gradients are on an accelerator", True
+            return Levels(nodes, "flat, a host would send more than an eighth of a ring's bytes" if stage.path == "in_place" else
+                          "gradients are on an accelerator")
         if not why:
-            return nodes, "requested", True
+            return Levels(nodes, "requested")
     if not auto and why not in (ONE_HOST, ONE_RANK_EACH):
         raise errors.error("unsupported", f"nodes={setting}: {why}", "leave nodes out")
-    return None, why, not auto or why not in (ONE_HOST, ONE_RANK_EACH, NOTHING)
+    return Levels(why=why, told=not auto or why not in (ONE_HOST, ONE_RANK_EACH, NOTHING))

@@ -15,6 +15,7 @@ from ..codec.listing import codecs
 from ..core import errors
 from ..engines.aggregation import ServerOptions
 from ..engines.c10d import lend
+from ..engines.nodes import Levels
 from ..exchange import names
 from ..exchange.csession import Layout, Options
 from ..exchange.delivery import EndOfBackward, Sum
@@ -31,11 +32,9 @@ from .steps import Settings, Steps
 AT_END = 1 << 20
 
 
-def attach(ddp, meeting, stage, options: Options, servers: ServerOptions, *, scaler, warmup: int, nodes=None, why_nodes: str = "",
-           says_nodes: bool = False) -> Handle:
+def attach(ddp, meeting, stage, options: Options, servers: ServerOptions, levels: Levels, *, scaler, warmup: int) -> Handle:
     """The handle of a wrapper, which has its hook. Collective over its group; the arguments are those of laconic.attach."""
-    opened = Opened(Parameters(*sorted_out(ddp)), ddp.process_group, meeting, stage, functools.partial(_refuse_hook, ddp), options, servers, warmup, nodes, why_nodes,
-                    says_nodes)
+    opened = Opened(Parameters(*sorted_out(ddp)), ddp.process_group, meeting, stage, functools.partial(_refuse_hook, ddp), options, servers, warmup, levels)
     settings = Settings(opened)
     steps = Steps(opened, settings, scaler)
     handle = Handle(opened, settings, steps, Hook(ddp, opened, settings, steps))

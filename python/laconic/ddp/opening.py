@@ -19,7 +19,7 @@ from ..engines import aggregation, group
 from ..engines.aggregation import ServerOptions
 from ..engines.emulate import limiter_from_environment
 from ..engines.hosts import Hosts, over_port, seat
-from ..engines.nodes import Everyone, Nodes, failure_in
+from ..engines.nodes import FLAT, Everyone, Levels, Nodes, failure_in
 from ..engines.texts import gather_texts
 from ..exchange import names, trace
 from ..exchange.csession import ALONE, CSession, Options
@@ -46,11 +46,10 @@ class Opened:
     """An agreement of all ranks, and the worker that it is about. Collective over the group; LaconicError on all ranks or on none."""
 
     def __init__(self, parameters: Parameters, of, meeting, stage, check, options: Options, servers: ServerOptions, warmup: int,
-                 nodes: Nodes | None = None, why_nodes: str = "", says_nodes: bool = False):
-        """`check()`: this rank's own reasons to refuse. `nodes`: two levels, or `why_nodes` not, which `says_nodes` puts into the start line.
-        The rest is that of laconic.attach."""
-        self.parameters, self.group, self.stage, self.nodes = parameters, of, stage, nodes
-        self.why_nodes, self.says_nodes = why_nodes, says_nodes
+                 levels: Levels = FLAT):
+        """`check()`: this rank's own reasons to refuse. The rest is that of laconic.attach."""
+        self.parameters, self.group, self.stage, self.levels = parameters, of, stage, levels
+        nodes = levels.nodes
         lane = SharedLane.of(of, meeting, stage.backend, nodes)
         self.sibling = lane.sibling
         self._everyone = nodes and Everyone(nodes, lane.engine, lane.inside)
@@ -130,6 +129,10 @@ class Opened:
         """Cards of a part of the job do not tell how many ranks share the cores."""
         return self.stage.threads_beside(self.hosts.sharing(self.rank) if self.world == dist.get_world_size() else None)
 
+    @property
+    def nodes(self) -> Nodes | None:
+        return self.levels.nodes
+
     def session_of(self, others: list[str]) -> CSession:
         """A session of this model under other names."""
         return self._make_session(self.parameters.shaped(others), record=None, control=None)
@@ -166,8 +169,8 @@ class Opened:
     def _explained_nodes(self) -> dict:
         nodes = self.nodes
         if nodes is None:
-            return {"count": None, "ranks": None, "local_rank": None, "why": self.why_nodes}
-        return {"count": nodes.count, "ranks": nodes.size, "local_rank": nodes.local, "why": self.why_nodes}
+            return {"count": None, "ranks": None, "local_rank": None, "why": self.levels.why}
+        return {"count": nodes.count, "ranks": nodes.size, "local_rank": nodes.local, "why": self.levels.why}
 
     def describe(self) -> str:
         e, all_raw = self.explain(), self.worker.session.all_raw
@@ -196,8 +199,8 @@ class Opened:
             text += over_port(e)
         if self.nodes is not None:
             text += f"; between {self.nodes}, inside them {self.sibling.backend}"
-        elif self.says_nodes:
-            text += f"; nodes: off, {self.why_nodes}"
+        elif self.levels.told:
+            text += f"; nodes: off, {self.levels.why}"
         if self.parameters.foreign:
             named = names.shorten(f"{name} ({reason})" for name, _, reason in self.parameters.foreign)
             text += f"; PyTorch's own all-reduce for parameters that no codec supports: {named}"

@@ -77,6 +77,18 @@ class Nodes:
         return f"{self.count} nodes of {self.size} ranks"
 
 
+@dataclasses.dataclass(frozen=True)
+class Levels:
+    """Two levels, or none (`nodes` is None). `why`: the reason; `told`: the start line has it."""
+
+    nodes: Nodes | None = None
+    why: str = ""
+    told: bool = False
+
+
+FLAT = Levels()
+
+
 def seated(setting: str, places: list[str], rank: int, hosts: list[str]) -> tuple[Nodes | None, str]:
     """The nodes of ranks in these places (environment.place, in rank order) on `hosts`, by name; or none, and why. The same on every rank."""
     world = len(places)
