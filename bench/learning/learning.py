@@ -33,7 +33,7 @@ from bench.lib.results import REFERENCE, final_of
 RESULTS = ROOT / "out" / "models" / "learning"
 WORLD = 4
 SEEDS = (0, 1, 2)
-MODELS, READERS = tuple(models.MODELS), ("lstm", "gpt")  # readers take a text
+MODELS, READERS = ("mlp", "cnn", "lstm", "gpt"), ("lstm", "gpt")  # readers take a text
 SPECS = (REFERENCE, "pytorch:fp16", "pytorch:powersgd", "fp16", "bf16", "int8", "3lc", "3lc:s=1.75", "topk:ratio=0.01",
          "topk:ratio=0.001", "randomk:ratio=0.01", "sidco:ratio=0.01", "sidco:ratio=0.001", "powersgd:rank=4")
 LONG_MODELS, LONG_STEPS = ("mlp", "cnn"), 5000

@@ -2,7 +2,7 @@
 """Trains one model with several gradient exchanges over a slow link, and says which was worth it.
 
     make demo                                   four workers, 50 Mbit/s, all exchanges
-    make demo MODEL=gpt                         another model: mlp, cnn, lstm, gpt
+    make demo MODEL=gpt                         another model: mlp, cnn, lstm, gpt, recommendation
     make demo RATE=200mbit SPECS="3lc topk:ratio=0.01"
     make demo NETWORKS="20mbit 200mbit 1gbit"   learns once, then measures step times on each
 

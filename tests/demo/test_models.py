@@ -23,7 +23,7 @@ from bench.lib import digits, models, quality, text
 from examples.demo import run
 from ranks import Ranks  # noqa: E402
 
-SMALL = {"mlp": (1.0e6, 1.2e6), "cnn": (0.2e6, 0.5e6), "lstm": (1e6, 2e6), "gpt": (1e6, 3e6)}
+SMALL = {"mlp": (1.0e6, 1.2e6), "cnn": (0.2e6, 0.5e6), "lstm": (1e6, 2e6), "gpt": (1e6, 3e6), "recommendation": (1.5e6, 1.7e6)}
 LINES = "the quick brown fox jumps over the lazy dog.\n" * 400
 OWN_TEXT = ["--model", "lstm", "--workers", "2", "--specs", "3lc", "--emulate", "--rate", "1gbit", "--steps", "6", "--every", "3", "--repeats", "1",
             "--slow-steps", "1", "--fast-steps", "1", "--pairs", "1", "--pair-steps", "1", "--target", "0.1"]
@@ -56,7 +56,7 @@ def test_model_has_everything_demo_needs(name):
 
 
 def _digest(*tensors):
-    return hashlib.sha256(b"".join(bytes(t.detach().flatten().view(torch.uint8).tolist()) for t in tensors)).hexdigest()
+    return hashlib.sha256(b"".join(t.detach().flatten().view(torch.uint8).numpy().tobytes() for t in tensors)).hexdigest()
 
 
 def _trained(name, spec, seed, steps, state=None):
@@ -116,6 +116,34 @@ def _judged(name):
 def test_evaluating_changes_nothing(pair):
     """Batch norm's averages would, in training mode."""
     assert pair.run(_judged, name="cnn") == [(True, True, True)] * 2
+
+
+def test_likes_are_drawn_from_a_fixed_law():
+    from bench.lib.models import recommendation
+
+    pairs, liked = recommendation.drawn(20_000)
+    assert all(map(torch.equal, (pairs, liked), recommendation.drawn(20_000)))
+    for column, count in enumerate((recommendation.USERS, recommendation.ITEMS)):
+        assert 0 <= pairs[:, column].min() and pairs[:, column].max() < count
+        assert (pairs[:, column] < count // 1000).float().mean() == pytest.approx(0.001 ** (1 / 6), abs=0.02)
+    assert liked.float().mean() == pytest.approx(0.36, abs=0.02)  # always "no" is far below the target
+    with pytest.raises(ValueError, match="draws its data"):
+        recommendation.data("likes.csv")
+
+
+def test_momentum_is_kept_once():
+    """By the codec, else by the optimizer."""
+    from bench.lib import optimizers
+
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    for model in set(models.MODELS) - {"recommendation"}:  # Adagrad has none
+        def has_momentum(spec, kind=models.load(model)):
+            group = optimizers.optimizer_for(kind, parameters, spec).param_groups[0]
+            return (group["momentum"] if "momentum" in group else group["betas"][0]) > 0
+
+        assert {spec: has_momentum(spec) for spec in ("pytorch:ddp", "none", "topk", "thc@switch", "dgc+noef")} == dict.fromkeys(
+            ("pytorch:ddp", "none", "topk", "thc@switch", "dgc+noef"), True)
+        assert not any(map(has_momentum, ("dgc", "signum", "topk:ratio=0.1+momentum=0.5")))
 
 
 @pytest.mark.parametrize("name", ["lstm", "gpt"])

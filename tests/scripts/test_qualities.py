@@ -114,24 +114,6 @@ def test_unknown_codecs_are_refused(here, capsys):
     assert "no codec topkk" in capsys.readouterr().err
 
 
-def test_momentum_is_kept_once(monkeypatch):
-    """By the codec, else by the optimizer; with every model."""
-    needs_library(monkeypatch)
-    import torch
-
-    from bench.lib import models, optimizers
-
-    parameters = [torch.nn.Parameter(torch.zeros(2))]
-    for model in models.MODELS:
-        def has_momentum(spec, kind=models.load(model)):
-            group = optimizers.optimizer_for(kind, parameters, spec).param_groups[0]
-            return (group["momentum"] if "momentum" in group else group["betas"][0]) > 0
-
-        assert {spec: has_momentum(spec) for spec in ("pytorch:ddp", "none", "topk", "thc@switch", "dgc+noef")} == dict.fromkeys(
-            ("pytorch:ddp", "none", "topk", "thc@switch", "dgc+noef"), True)
-        assert not any(map(has_momentum, ("dgc", "signum", "topk:ratio=0.1+momentum=0.5")))
-
-
 def test_short_training_runs(tmp_path, monkeypatch):
     """A file of a run, with its own rate."""
     needs_library(monkeypatch)
