@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality control aggregation-learning engines sharded hsdp outer nodes fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality comparison control aggregation-learning engines sharded hsdp outer nodes fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -59,6 +59,11 @@ quality:  ## every codec at its default with the demo's models into docs/results
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.learning.qualities
+
+comparison:  ## every codec and exchange with five models on three networks into docs/results/comparison.md (some hours, in parts); PARTS= some
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python -m bench.learning.comparison $(PARTS)
 
 control:  ## laws in virtual time and in the network lab, into docs/results/control.md (some hours, in parts)
 	@scripts/bootstrap

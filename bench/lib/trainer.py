@@ -72,16 +72,24 @@ class Trainer:
     def __init__(self, kind, spec: str, seed: int, data, steps: int, rank: int, world: int, emulated_rate: float = 0):
         self.kind, self.spec, self.data, self.steps, self.step = kind, spec, data, steps, 0
         torch.manual_seed(seed)
-        self.model = DistributedDataParallel(kind.build(data), bucket_cap_mb=BUCKET_MB)
-        self.optimizer = optimizer_for(kind, self.model.parameters(), "none" if spec == zeros.SPEC else spec)
+        self.module = self._built()
+        self.optimizer = optimizer_for(kind, self.module.parameters(), "none" if spec == zeros.SPEC else spec)
+        self.model = self._wrapped()
         self.handle = None
         self.zeros = zeros.Zeros() if spec == zeros.SPEC else None
         self.batches = data.batches(kind.BATCH, seed, rank, world)
         self._last_gradient = 0.0
         # Backward ends with the first layer. Runs before DDP's own hook on the same parameter.
-        for p in first_parameters(self.model.module):
+        for p in first_parameters(self.module):
             p.register_post_accumulate_grad_hook(self._note_gradient)
         self._exchange(spec, seed, world, emulated_rate)
+
+    def _built(self) -> torch.nn.Module:
+        return self.kind.build(self.data)
+
+    def _wrapped(self) -> torch.nn.Module:
+        """What is called in place of the module."""
+        return DistributedDataParallel(self.module, bucket_cap_mb=BUCKET_MB)
 
     def _exchange(self, spec: str, seed: int, world: int, emulated_rate: float) -> None:
         if spec not in (*BASELINES, zeros.SPEC):
@@ -129,10 +137,10 @@ class Trainer:
 
     def quality(self) -> float:
         """On the test samples, in evaluation mode."""
-        self.model.module.eval()
+        self.module.eval()
         with torch.no_grad():
-            value = self.data.evaluate(self.model.module)
-        self.model.module.train()
+            value = self.data.evaluate(self.module)
+        self.module.train()
         return value
 
     def baseline_bytes(self, world: int) -> int:

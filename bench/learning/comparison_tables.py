@@ -1,0 +1,247 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The tables, the CSV and the picture of comparison.md, from the cells that there are."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from pathlib import Path
+
+from bench.learning import comparison
+from bench.learning.judging import judged, marked, quality_text, spread_text
+from bench.learning.learning_tables import environment
+from bench.lib import charts, pictures, tables
+from bench.lib.labels import label_of
+from bench.lib.models import MODELS
+from bench.lib.network import rate_text
+from bench.lib.results import REFERENCE, final_of, first_at
+from bench.lib.trainer import ring_bytes
+
+NETWORKS = ("50mbit", "200mbit", "1gbit")
+UNIT = {"": "parameter", "bucket": "1 MiB of parameters", "whole": "the model"}
+PANEL = 300  # height of a plot
+
+
+class Row:
+    """One exchange with one model: its cells, some of which may be missing."""
+
+    def __init__(self, model: str, way: str):
+        self.model, self.way = model, way
+        kind = "sweep" if way in comparison.swept(model) else "learn"
+        rate = comparison.best_rate(model, way)
+        runs = [comparison.Cell(kind, model, way, seed, rate).load() for seed in comparison.SEEDS]
+        self.runs = {seed: run for seed, run in zip(comparison.SEEDS, runs) if run}
+        self.times = comparison.Cell("time", model, way).load()
+        self.finals = {seed: final_of(run["curve"]) for seed, run in self.runs.items()}
+        about = MODELS[model]
+        self.reached = {seed: first_at(run["curve"], about.quality, about.target) for seed, run in self.runs.items()}
+
+    @property
+    def bytes(self) -> float | None:
+        """That a rank sends in a step."""
+        counts = [run["bytes"] for run in self.runs.values()]
+        return statistics.fmean(counts) if counts and None not in counts else None
+
+    @property
+    def fewer(self) -> float | None:
+        """Times, than uncompressed float32."""
+        return self.bytes and ring_bytes(4 * next(iter(self.runs.values()))["elements"], comparison.WORLD) / self.bytes
+
+    @property
+    def steps(self) -> float | None:
+        """To the target: the median, infinite where it is not reached."""
+        return statistics.median(math.inf if count is None else count for count in self.reached.values()) if self.reached else None
+
+    def step(self, network: str) -> float | None:
+        return self.times and self.times["networks"][network]["step"]
+
+    def port(self, network: str) -> float | None:
+        """Bytes of a step by the kernel's count."""
+        return self.times and self.times["networks"][network]["bytes"]
+
+    def time(self, network: str) -> float | None:
+        """To the target, in seconds."""
+        return None if self.steps is None or self.times is None else self.steps * self.step(network)
+
+
+def code(way: str) -> str:
+    mode, spec, form = way.partition("@")[0].partition(":")[0], *way.partition("@")[::2]
+    if mode in ("outer", "sharded"):
+        spec, form = spec.partition(":")[2], {"outer": "`OuterStep`, every step", "sharded": "`ShardedOptimizer`"}[mode]
+    else:
+        form = {"": "", "sparse": "sparse gradients"}.get(form, form)
+    return (label_of(spec) if spec.startswith("pytorch:") else f"`{spec}`") + (f", {form}" if form else "")
+
+
+def class_of(way: str) -> str:
+    spec = way.partition("@")[0]
+    for word in spec.split(":"):
+        if word in comparison.codecs():
+            return comparison.codecs()[word]["class"] if word != "none" else ""
+    return ""
+
+
+def quality(row: Row, plain: Row) -> str | None:
+    """In bold where it is worse than uncompressed training beyond chance, with a star where it is better."""
+    if not row.finals:
+        return None
+    shared = [seed for seed in row.finals if seed in plain.finals]
+    sign = 0 if row is plain else judged(row.model, [row.finals[seed] for seed in shared], [plain.finals[seed] for seed in shared])
+    few = "" if len(row.finals) == len(comparison.SEEDS) else f", {len(row.finals)} of {len(comparison.SEEDS)} seeds"
+    return marked(spread_text(row.model, list(row.finals.values())), sign) + few
+
+
+def units_of(model: str) -> str:
+    return "%" if MODELS[model].quality.higher_is_better else "bits"
+
+
+def reached_text(value: float | None):
+    return "not reached" if value is not None and math.isinf(value) else value
+
+
+def places(rows: list[Row], network: str) -> dict[str, int]:
+    timed = sorted((row for row in rows if row.time(network) is not None and math.isfinite(row.time(network))), key=lambda row: row.time(network))
+    return {row.way: i + 1 for i, row in enumerate(timed)}
+
+
+# ---- tables -----------------------------------------------------------------------------------------------------------
+
+
+def model_table(model: str, rows: list[Row]) -> dict:
+    """By network: a step, the time to the target, the place by it."""
+    rows = [row for row in rows if row.way not in comparison.SPARSE]
+    plain, order, target = rows[0], {network: places(rows, network) for network in NETWORKS}, MODELS[model].quality.short(MODELS[model].target)
+    head = ["exchange", "class", ("kB a step", "{:s3}"), ("× fewer", "{:d1}"), f"final, {units_of(model)}", f"steps to {target}"]
+    for network in NETWORKS:
+        head += [(f"{rate_text(network)}: step, ms", "{:d1}"), (f"{target}, s", "{:.1f}"), "place"]
+    lines = []
+    for row in rows:
+        timed = [cell for network in NETWORKS for cell in (row.step(network) and 1e3 * row.step(network), reached_text(row.time(network)),
+                                                            order[network].get(row.way))]
+        lines.append([code(row.way), class_of(row.way), row.bytes and row.bytes / 1e3, row.fewer, quality(row, plain) or "not run", reached_text(row.steps), *timed])
+    return tables.table(head, lines)
+
+
+def sparse_table(rows: dict) -> dict:
+    head = ["exchange", f"final, {units_of('recommendation')}", ("kB a step, kernel", "{:s3}"), *((f"{rate_text(network)}: step, ms", "{:d1}") for network in NETWORKS)]
+    plain = rows["recommendation", REFERENCE]
+    lines = []
+    for way in (way.partition("@")[0] + form for way in comparison.SPARSE for form in ("", "@sparse")):
+        row = rows["recommendation", way]
+        lines.append([code(way), quality(row, plain) or "not run", row.port(NETWORKS[0]) and row.port(NETWORKS[0]) / 1e3,
+                      *(row.step(network) and 1e3 * row.step(network) for network in NETWORKS)])
+    return tables.table(head, lines)
+
+
+def sweep_table(rows: dict) -> dict:
+    lines = []
+    for some in comparison.SWEEPS.values():
+        for way in some:
+            lines.append([code(way), *(cell for model in comparison.SWEPT
+                                       for cell in (rows[model, way].fewer, quality(rows[model, way], rows[model, REFERENCE]) or "not run"))])
+    return tables.table(["exchange", *(cell for model in comparison.SWEPT for cell in ((f"{model}: × fewer bytes", "{:d1}"), f"final, {units_of(model)}"))], lines)
+
+
+def unit_table(rows: dict) -> dict:
+    lines = []
+    for spec in ("topk", "3lc"):
+        for unit, words in UNIT.items():
+            of_models = [rows[model, f"{spec}@{unit}" if unit else spec] for model in comparison.SWEPT]
+            lines.append([f"`{spec}`", words, *(cell for row in of_models for cell in (row.bytes and row.bytes / 1e3, quality(row, rows[row.model, REFERENCE]) or "not run",
+                                                                                        row.step("1gbit") and 1e3 * row.step("1gbit")))])
+    return tables.table(["exchange", "unit", *(cell for model in comparison.SWEPT for cell in (
+        (f"{model}: kB a step", "{:s3}"), f"final, {units_of(model)}", ("step at 1 Gbit/s, ms", "{:d1}")))], lines)
+
+
+def rate_table() -> dict:
+    """The rates tried for codecs that vote, and the one chosen."""
+    lines = []
+    for model in comparison.FACTORS:
+        for way in filter(comparison.votes, comparison.ways(model)):
+            tried = [(cell.rate, run) for cell in comparison.tuning(model, way) if (run := cell.load())]
+            words = ", ".join(f"{rate:g}: {quality_text(model, final_of(run['curve']))}" for rate, run in tried)
+            lines.append([f"`{way}`", model, words or "not run", comparison.best_rate(model, way)])
+    return tables.table(["codec", "model", "rates tried: accuracy in %, or bits, of held-out samples", ("taken", "{:g}")], lines)
+
+
+def missing_table() -> dict:
+    lines = [[f"`{part}`", [missing, total], minutes] for part, minutes, missing, total in comparison.lacking() if missing]
+    return tables.table(["part", ("cells that are missing", "{} of {}"), "minutes of the whole part"], lines or [["none", None, None]])
+
+
+def rows_of() -> dict:
+    """By model and exchange."""
+    return {(model, way): Row(model, way) for model in comparison.FACTORS for way in (*comparison.ways(model), *comparison.swept(model))}
+
+
+def tables_of(rows: dict) -> dict:
+    made = {model: model_table(model, [row for (of, way), row in rows.items() if of == model and way in comparison.ways(model)]) for model in comparison.FACTORS}
+    made |= {"sparse gradients": sparse_table(rows), "sweeps": sweep_table(rows), "units": unit_table(rows), "rates": rate_table(), "not run": missing_table()}
+    trained = [run for row in rows.values() for run in (*row.runs.values(), row.times) if run]
+    return {**made, "environment": environment(trained)}
+
+
+# ---- data and picture -------------------------------------------------------------------------------------------------
+
+
+def figure(value: float | None) -> str:
+    return "" if value is None else "not reached" if math.isinf(value) else f"{value:.5g}"
+
+
+def data_of(rows: dict) -> str:
+    """One line a model and exchange: bytes a step as the exchange and, at 50 Mbit/s, the kernel count them; seconds a step; by seed final accuracy or bits
+    and steps to the target."""
+    seeds = comparison.SEEDS
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow(["model", "exchange", "class", "bytes", "kernel_bytes", *(f"step_{network}" for network in NETWORKS), *(f"final_{seed}" for seed in seeds),
+                    *(f"steps_{seed}" for seed in seeds)])
+    for (model, way), row in rows.items():
+        if row.runs or row.times:
+            steps = [math.inf if seed in row.runs and row.reached[seed] is None else row.reached.get(seed) for seed in seeds]
+            figures = [row.bytes, row.port(NETWORKS[0]), *map(row.step, NETWORKS), *map(row.finals.get, seeds), *steps]
+            lines.writerow([model, way, class_of(way), *map(figure, figures)])
+    return out.getvalue()
+
+
+def panel(model: str, rows: dict) -> str | None:
+    """Quality over bytes, a line per sweep; the broken line is uncompressed training. None where nothing was run."""
+    about, plain = MODELS[model].quality, rows[model, REFERENCE]
+    lines = []
+    for i, (name, some) in enumerate(comparison.SWEEPS.items()):
+        points = [(rows[model, way].bytes, statistics.fmean(rows[model, way].finals.values())) for way in some if rows[model, way].finals]
+        lines.append(charts.Series(name, f"s{3 + i}", sorted(points)))
+    values = [value for each in lines for _, value in each.points if math.isfinite(value)]
+    if not values or not plain.finals or any(len(each.points) < 2 for each in lines):
+        return None
+    uncompressed = statistics.fmean(plain.finals.values())
+    low, high = min(*values, uncompressed), max(*values, uncompressed)
+    margin = 0.05 * (high - low) or 0.01
+    bottom, top = (low - margin, high + margin) if about.higher_is_better else (high + margin, low - margin)
+    return charts.curves(lines, f"{model}: quality over bytes", f"{model}: bytes that a rank sends in a step", uncompressed,
+                         lambda value: f"{100 * value:.1f} %" if about.higher_is_better else f"{value:.2f} bits", bottom, top, log=True, height=PANEL)
+
+
+def picture(rows: dict) -> str | None:
+    """A plot a model, one below the other; None while one lacks a line."""
+    panels = [panel(model, rows) for model in comparison.SWEPT]
+    if None in panels:
+        return None
+    body = []
+    for i, name in enumerate(comparison.SWEEPS):
+        x = 52 + 112 * i
+        body += [f'<g class="series s{3 + i}"><polyline points="{x},8 {x + 22},8"/></g>', charts.text(x + 27, 12, name, "start")]
+    body += [f'<g transform="translate(0 {24 + PANEL * i})">{pictures.inside(each)}</g>' for i, each in enumerate(panels)]
+    return pictures.standing_alone(body, "Quality over bytes; broken line: uncompressed", charts.WIDTH, 24 + PANEL * len(panels))
+
+
+def publish(folder: Path) -> None:
+    """Page, CSV and picture."""
+    rows = rows_of()
+    page = tables.publish(folder, "comparison", "make comparison", tables_of(rows))
+    tables.write_whole(folder / "comparison.csv", data_of(rows))
+    if drawn := picture(rows):
+        tables.write_whole(folder / "comparison.svg", drawn + "\n")
+    print(page)
