@@ -161,7 +161,7 @@ def measure(plan: dict) -> None:
     for i, (way, path) in enumerate(zip(plan["ways"], plan["paths"])):
         found = {rate: step_time(model, way, data, network, rate, plan["seconds"]) for rate in NETWORKS}
         if dist.get_rank() == 0:
-            save(Path(path), {"networks": found, "emulated": network.emulated, "environment": environment()})
+            save(Path(path), {"networks": found, "environment": environment()})
             print(f"{i + 1}/{len(plan['ways'])} {model}, {way}: "
                   + ", ".join(f"{1e3 * each['step']:.1f} ms at {rate_text(rate)}" for rate, each in found.items()), file=sys.stderr, flush=True)
 

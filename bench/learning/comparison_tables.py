@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 
 from bench.learning import comparison
+from bench.learning.comparison_rank import NETWORKS, parts_of
 from bench.learning.judging import judged, marked, quality_text, spread_text
 from bench.learning.learning_tables import environment
 from bench.lib import charts, pictures, tables
@@ -19,7 +20,6 @@ from bench.lib.network import rate_text
 from bench.lib.results import REFERENCE, final_of, first_at
 from bench.lib.trainer import ring_bytes
 
-NETWORKS = ("50mbit", "200mbit", "1gbit")
 UNIT = {"": "parameter", "bucket": "1 MiB of parameters", "whole": "the model"}
 PANEL = 300  # height of a plot
 
@@ -67,20 +67,14 @@ class Row:
 
 
 def code(way: str) -> str:
-    mode, spec, form = way.partition("@")[0].partition(":")[0], *way.partition("@")[::2]
-    if mode in ("outer", "sharded"):
-        spec, form = spec.partition(":")[2], {"outer": "`OuterStep`, every step", "sharded": "`ShardedOptimizer`"}[mode]
-    else:
-        form = {"": "", "sparse": "sparse gradients"}.get(form, form)
-    return (label_of(spec) if spec.startswith("pytorch:") else f"`{spec}`") + (f", {form}" if form else "")
+    mode, spec, form = parts_of(way)
+    about = {"outer": ", `OuterStep` every step", "sharded": ", `ShardedOptimizer`"}.get(mode, ", sparse gradients" if form == "sparse" else "")
+    return (label_of(spec) if spec.startswith("pytorch:") else f"`{spec}`") + about
 
 
 def class_of(way: str) -> str:
-    spec = way.partition("@")[0]
-    for word in spec.split(":"):
-        if word in comparison.codecs():
-            return comparison.codecs()[word]["class"] if word != "none" else ""
-    return ""
+    codec = parts_of(way)[1].partition(":")[0]
+    return "" if codec in ("none", "pytorch") else comparison.codecs()[codec]["class"]
 
 
 def quality(row: Row, plain: Row) -> str | None:
@@ -110,22 +104,22 @@ def places(rows: list[Row], network: str) -> dict[str, int]:
 
 
 def model_table(model: str, rows: list[Row]) -> dict:
-    """By network: a step, the time to the target, the place by it."""
+    """By network: a step, the time to the target, and the place by it."""
     rows = [row for row in rows if row.way not in comparison.SPARSE]
     plain, order, target = rows[0], {network: places(rows, network) for network in NETWORKS}, MODELS[model].quality.short(MODELS[model].target)
     head = ["exchange", "class", ("kB a step", "{:s3}"), ("× fewer", "{:d1}"), f"final, {units_of(model)}", f"steps to {target}"]
-    for network in NETWORKS:
-        head += [(f"{rate_text(network)}: step, ms", "{:d1}"), (f"{target}, s", "{:.1f}"), "place"]
+    head += [(f"step at {rate_text(network)}, ms", "{:d1}") for network in NETWORKS] + [(f"{target} at {rate_text(network)}, s", "{:.1f}") for network in NETWORKS]
     lines = []
     for row in rows:
-        timed = [cell for network in NETWORKS for cell in (row.step(network) and 1e3 * row.step(network), reached_text(row.time(network)),
-                                                            order[network].get(row.way))]
-        lines.append([code(row.way), class_of(row.way), row.bytes and row.bytes / 1e3, row.fewer, quality(row, plain) or "not run", reached_text(row.steps), *timed])
-    return tables.table(head, lines)
+        place = [str(order[network].get(row.way, tables.MISSING)) for network in NETWORKS]
+        lines.append([code(row.way), class_of(row.way), row.bytes and row.bytes / 1e3, row.fewer, quality(row, plain) or "not run", reached_text(row.steps),
+                      *(row.step(network) and 1e3 * row.step(network) for network in NETWORKS), *(reached_text(row.time(network)) for network in NETWORKS),
+                      None if set(place) == {tables.MISSING} else ", ".join(place)])
+    return tables.table([*head, "places"], lines)
 
 
 def sparse_table(rows: dict) -> dict:
-    head = ["exchange", f"final, {units_of('recommendation')}", ("kB a step, kernel", "{:s3}"), *((f"{rate_text(network)}: step, ms", "{:d1}") for network in NETWORKS)]
+    head = ["exchange", f"final, {units_of('recommendation')}", ("kB a step, kernel", "{:s3}"), *((f"step at {rate_text(network)}, ms", "{:d1}") for network in NETWORKS)]
     plain = rows["recommendation", REFERENCE]
     lines = []
     for way in (way.partition("@")[0] + form for way in comparison.SPARSE for form in ("", "@sparse")):
