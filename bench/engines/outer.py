@@ -59,7 +59,7 @@ KINDS = {"SGD": ("SGD", {}, False), "SGD, momentum 0.9": ("SGD", {"momentum": 0.
 #: (model, optimizer) → steps, and the rates that are tried first, in one run with seed 0; AdamW's runs are those of READERS
 RATES = {("mlp", "SGD"): (100, (0.25, 0.5, 1.0)), ("mlp", "SGD, momentum 0.9"): (100, (0.025, 0.05, 0.1)),
          ("cnn", "SGD"): (60, (0.5, 1.0, 2.0)), ("cnn", "SGD, momentum 0.9"): (60, (0.05, 0.1, 0.2)),
-         ("gpt", "Adam"): (60, (2e-3, 4e-3, 8e-3)), ("lstm", "Adam"): (60, (4e-3, 8e-3, 16e-3))}
+         ("gpt", "Adam"): (60, (2e-3, 4e-3, 8e-3)), ("lstm", "Adam"): (150, (4e-3, 8e-3, 16e-3))}
 RATED = ("float32", "every1-3lc-1.5")
 LONG, LONG_STEPS, LONG_RATE = ("every20-diloco", "every20-blocks"), 600, 4e-3
 ALL_REDUCED = "plain, and an all-reduce every 20th step"  # the least that a round can cost
