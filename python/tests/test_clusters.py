@@ -46,7 +46,7 @@ for name, ranks in (("turns", [0, 1, 2, 3]), ("uneven", [0, 1, 2]), ("alone", [0
     group = dist.new_group(ranks)
     if dist.get_rank() in ranks:
         ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
-        handle = laconic.attach(ddp, "3lc", nodes="on", quiet=True)
+        handle = laconic.attach(ddp, "3lc", nodes="auto" if name == "uneven" else "on", quiet=True)
         for _ in range(2):
             ddp(torch.randn(4, 80, dtype=torch.float32, device="cpu")).square().mean().backward()
         told = handle.describe()
