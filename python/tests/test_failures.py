@@ -437,6 +437,16 @@ def test_failure_is_recorded_before_its_connections_close(pools):
     assert results[0][2] == [[], []]
 
 
+def test_rank_without_memory_for_a_thread_is_heard(monkeypatch):
+    from laconic.engines import faults
+
+    def no_thread(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(faults.threads, "start", no_thread)
+    assert faults._within(0.5, lambda: "told") == ("told", False)
+
+
 def test_all_connections_close_even_if_one_breaks():
     """Rank 0 closes its own after rank 2 has looked and before it waits: that closes no other."""
     from laconic.engines.faults import Faults

@@ -159,7 +159,6 @@ def _matches(specs, size, steps=3, **options):
 def test_every_way_has_bits_of_node_means_by_shards(pools, shape):
     world, size = SHAPES[shape]
     specs = [*training.SPECS, *training.OTHER_SPECS] if WEEKLY else WAYS if shape == "2x2" else ["int8", "3lc", "powersgd:rank=2"]
-    specs = [spec for spec in specs if not spec.startswith("thc")] if world == 6 and size == 2 else specs
     results = pools(world).run(_matches, specs=specs, size=size, seconds=200)
     for spec in specs:
         assert all(found[spec][0] for found in results), spec

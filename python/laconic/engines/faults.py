@@ -38,7 +38,10 @@ def _within(seconds: float, what):
         except RuntimeError:
             box.append((None, True))
 
-    threads.start(run).join(seconds)
+    try:
+        threads.start(run).join(seconds)
+    except RuntimeError:  # no memory for one: the others have to hear of that
+        run()
     return box[0] if box else (None, False)
 
 
@@ -74,7 +77,8 @@ class Faults:
             if failed or (lost and self._broken()):
                 return True
         if self._store is not None and (self._asking is None or not self._asking.is_alive()):
-            self._asking = threads.start(self._ask, self._store, self._answer)
+            with contextlib.suppress(RuntimeError):  # no memory for it now
+                self._asking = threads.start(self._ask, self._store, self._answer)
         return False
 
     def _try_some(self) -> bool:
