@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality comparison control aggregation-learning engines sharded hsdp outer nodes fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality comparison control aggregation-learning engines sharded hsdp outer nodes frameworks fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -99,6 +99,12 @@ nodes:  ## two levels, inside a host and between hosts, against flat into docs/r
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.engines.nodes
+
+frameworks:  ## JAX and Keras beside PyTorch and beside loops by hand into docs/results/frameworks.md (10 minutes, in parts)
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli laconic_gloo
+	@scripts/users --install
+	@.venv/bin/python -m bench.engines.frameworks
 
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap

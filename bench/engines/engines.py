@@ -71,12 +71,12 @@ def specs(names) -> list:
     return [word for name in names for word in ("--spec", name)]
 
 
-def timed(module: str, plan: dict, *shape) -> dict:
+def timed(module: str, plan: dict, *shape, python=sys.executable) -> dict:
     """What a program of ranks (`module` PLAN ANSWER) answers in a lab of this shape."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "plan.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(plan))
-        executed([COMMAND, "lab", *shape, "--", sys.executable, "-m", module, asked, answered])
+        executed([COMMAND, "lab", *shape, "--", python, "-m", module, asked, answered])
         return json.loads(answered.read_text())
 
 
