@@ -1,27 +1,19 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""engine="auto": what is chosen in which environment, and what is logged."""
+"""engine="auto": what is chosen in which environment, and what is logged. No process is started here."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
 import types
 from array import array
-from pathlib import Path
 
 import pytest
 
 import laconic
 from laconic import LaconicError
-from laconic.core import _lib, environment
+from laconic.core import environment
 from laconic.exchange import launched
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
-
-from mpi_launchers import GLOO, need_library  # noqa: E402
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500"}
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -121,20 +113,6 @@ def test_one_process_needs_no_plugin_and_logs_choice(around, monkeypatch, caplog
         assert (session.rank, session.world, session.explain()["engine"]) == (0, 1, "none") and gradient == given
         session.load_state_dict(session.state_dict())
     assert "one rank alone: no launcher's variables and no process group were found" in caplog.text
-
-
-def test_processes_of_tf_config_meet(tmp_path):
-    need_library(GLOO, Path(_lib.lib.path).resolve().parent / "liblaconic_gloo.so")
-    program = ("import laconic; from array import array; g = array('f', 5000 * [1 + laconic.exchange.launched.place().rank])\n"
-               "with laconic.Session('none', [('w', 5000)], timeout=60) as s: s.average(0, g); print(s.rank, s.world, s.explain()['engine'], g[0])")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        workers = [f"127.0.0.1:{taken.getsockname()[1] - 1}", "127.0.0.1:1"]  # a session meets behind the first worker's port
-    clean = {name: value for name, value in os.environ.items() if name == "PATH"}
-    ranks = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
-                              env={**clean, **tensorflow(index=index, worker=workers), "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo",
-                                   "LACONIC_LIBRARY": str(_lib.lib.path)}) for index in (0, 1)]
-    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["0", "2", "gloo", "1.5"], ["1", "2", "gloo", "1.5"]]
 
 
 def test_arguments_win_over_variables(around, tmp_path):

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from array import array
@@ -233,6 +234,19 @@ try:
 except laconic.LaconicError as error:
     print("error", error.message, flush=True)
 """
+
+
+def test_processes_of_tf_config_meet():
+    need("gloo")
+    program = ("import laconic; from array import array; g = array('f', 5000 * [1 + laconic.exchange.launched.place().rank])\n"
+               "with laconic.Session('none', [('w', 5000)], timeout=60) as s: s.average(0, g); print(s.rank, s.world, s.explain()['engine'], g[0])")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        workers = [f"127.0.0.1:{taken.getsockname()[1] - 1}", "127.0.0.1:1"]  # a session meets behind the first worker's port
+    ranks = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={
+        **ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})})
+        for index in (0, 1)]
+    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["0", "2", "gloo", "1.5"], ["1", "2", "gloo", "1.5"]]
 
 
 def side_by_side(engine, folder, cpp, python, first):
