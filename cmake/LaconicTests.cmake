@@ -9,7 +9,7 @@ set(LACONIC_OPTIMISED_TESTS test_kernels test_codecs test_conformance test_golde
   test_session test_aggregation)
 # laconic_threaded_tests, `threads`: what ThreadSanitizer has something to say about.
 set(LACONIC_THREADED_TESTS
-  test_base test_aggregation test_collective test_session test_capi test_distributed test_engines)
+  test_base test_device test_aggregation test_collective test_session test_capi test_distributed test_engines)
 # laconic_scalar_tests, `scalar`: what the absence of Highway changes, and the bytes that must stay; <name>_scalar.
 set(LACONIC_SCALAR_TESTS test_kernels test_conformance test_golden)
 # In parts: ctest runs several at once, and each stays within the limit of a test on a machine that is three times slower.

@@ -39,7 +39,7 @@ class Section:
 SECTIONS = (
     Section("layers"), Section("format"), Section("release", required=True), Section("python", required=True, builds_on="release"),
     Section("asan", required=True), Section("tsan"), Section("install"), Section("fuzz", builds_on="asan"),
-    Section("scalar", builds_on="release"), Section("nonumpy", builds_on="release"),
+    Section("scalar", builds_on="release"), Section("nonumpy", builds_on="release"), Section("cuda"),
     Section("paths", weekly=True), Section("asan_gcc", weekly=True),
     Section("soak", builds_on="release", weekly=True), Section("mutants", weekly=True),
 )

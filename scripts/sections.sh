@@ -93,6 +93,9 @@ section_fuzz() { scripts/fuzz "${FUZZ_SECONDS:-$(weekly && echo 60 || echo 3)}";
 about_install="installed package, the library inside another project, the unpacked source archive, the wheel alone and with torch, README there, notices, exported symbols"
 section_install() { tests/install/run; }
 
+about_cuda="the device's kernels, compiled by nvcc for sm_90; weekly for every architecture"
+section_cuda() { scripts/kernels sm_90 $(! weekly || echo sm_80 sm_86 sm_100 sm_120); }
+
 has_command_sources() { [[ -e tools/main.cc ]]; }
 
 # ---- of the weekly tier alone ----

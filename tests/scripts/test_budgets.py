@@ -150,7 +150,7 @@ def test_table_names_machine_of_last_full_measurement():
 def test_sections_run_in_order_of_list_without_deadline(here):
     this = here()
     assert run(this)[0] == 0
-    assert this.ran == "layers format release python asan tsan install fuzz scalar nonumpy".split()
+    assert this.ran == "layers format release python asan tsan install fuzz scalar nonumpy cuda".split()
     assert run(this, ["quick"])[0] == 0 and this.ran == "layers format release python".split()
     assert run(this, ["fuzz", "layers"])[0] == 0 and this.ran == ["layers", "fuzz"]
 
@@ -158,8 +158,8 @@ def test_sections_run_in_order_of_list_without_deadline(here):
 def test_large_sections_are_left_out_and_smaller_ones_run(here):
     this = here(machine(tsan=(100, 50), nonumpy=(51, 5)))
     status, line = run(this, deadline=130)
-    assert (status, this.now) == (0, 80)
-    assert this.ran == "layers format release python asan install fuzz scalar".split()
+    assert (status, this.now) == (0, 90)
+    assert this.ran == "layers format release python asan install fuzz scalar cuda".split()
     assert "; left out: tsan nonumpy; make up for it with: scripts/test tsan nonumpy;" in line
     assert left_out(this) == ["tsan", "nonumpy"]
 
@@ -171,7 +171,7 @@ def test_next_run_begins_with_omitted_sections(here):
     assert run(this, ["quick"])[0] == 0 and this.ran[0] == "layers" and left_out(this) == ["tsan", "nonumpy"]
     this.now = 0
     assert run(this)[0] == 0
-    assert this.ran[:3] == ["tsan", "nonumpy", "layers"] and len(this.ran) == 10
+    assert this.ran[:3] == ["tsan", "nonumpy", "layers"] and len(this.ran) == 11
     assert not (this.root / "build" / "left-out").exists()
 
 
@@ -186,7 +186,7 @@ def test_command_of_last_line_clears_omitted_sections(here):
 def test_run_without_time_for_required_section_fails(here):
     this = here(machine(asan=(500, 400)))
     status, line = run(this, deadline=300)
-    assert status == 1 and "asan" not in this.ran and len(this.ran) == 8
+    assert status == 1 and "asan" not in this.ran and len(this.ran) == 9
     assert line.startswith("FAILED: no time for asan, without which nothing passes; "
                            "left out: asan fuzz; make up for it with: scripts/test asan fuzz;")
     assert run(this, ["quick"], deadline=700)[0] == 0  # it is no part of that one

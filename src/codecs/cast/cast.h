@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "device/codec.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -27,6 +28,7 @@ struct Fp16 {
   static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params&, const Unit& unit, uint32_t round, Bytes payload);
   static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
+  static const device::Codec twin;  ///< on GPUs
 };
 
 struct Bf16 {
@@ -41,6 +43,7 @@ struct Bf16 {
   static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params&, const Unit& unit, uint32_t round, Bytes payload);
   static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
+  static const device::Codec twin;  ///< on GPUs
 };
 
 }  // namespace laconic::codecs

@@ -24,11 +24,10 @@ uint64_t payload_bytes(const Int8::Params& params, const Unit& unit) {
 /// A task's share: whole blocks.
 uint64_t chunk_of(const Int8::Params& params) { return round_up(kDenseChunk, params.block); }
 
-// The largest float whose product with 127 is finite.
-constexpr float kLargestScale = 0x1.020406p121F;
-
 // Compares bits, so that NaN and all negative values are larger.
-bool valid_scale(const uint8_t* at) { return load<uint32_t>(at) <= float_bits(kLargestScale); }
+bool valid_scale(const uint8_t* at) {
+  return load<uint32_t>(at) <= float_bits(kernels::kInt8LargestScale);
+}
 
 }  // namespace
 

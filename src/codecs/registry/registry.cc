@@ -6,6 +6,7 @@
 
 #include "codecs/registry/codec_list.h"
 #include "codecs/registry/table.h"
+#include "codecs/registry/twin.h"
 
 namespace laconic {
 namespace {
@@ -15,6 +16,12 @@ constexpr std::array<const CodecTable*, sizeof...(C)> tables_of(codecs::TypeList
   return {&codecs::TableOf<C>::value...};
 }
 constexpr auto kCodecs = tables_of(codecs::CodecList{});
+
+template <class... C>
+constexpr std::array<const device::Codec*, sizeof...(C)> twins_of(codecs::TypeList<C...>) {
+  return {codecs::twin_of_type<C>()...};
+}
+constexpr auto kTwins = twins_of(codecs::CodecList{});
 
 /// Names are what people type and ids are what travels: neither may be shared.
 constexpr bool all_distinct() {
@@ -42,6 +49,13 @@ const CodecTable* find_codec(std::string_view name) noexcept {
 const CodecTable* find_codec(uint16_t id) noexcept {
   for (const CodecTable* codec : kCodecs) {
     if (codec->info.id == id) return codec;
+  }
+  return nullptr;
+}
+
+const device::Codec* codecs::find_twin(const CodecTable& codec) noexcept {
+  for (std::size_t i = 0; i < kCodecs.size(); ++i) {
+    if (kCodecs[i] == &codec) return kTwins[i];
   }
   return nullptr;
 }

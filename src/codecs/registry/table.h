@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "device/codec.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -83,5 +84,12 @@ struct TableOf {
   }
   static constexpr CodecTable value = make();
 };
+
+/// The codec's kernels for GPUs; null if it has none.
+template <Codec C>
+constexpr const device::Codec* twin_of_type() {
+  if constexpr (requires { &C::twin; }) return &C::twin;
+  return nullptr;
+}
 
 }  // namespace laconic::codecs

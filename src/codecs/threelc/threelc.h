@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "device/codec.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -44,6 +45,7 @@ struct ThreeLc {
   static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params& params, const Unit& unit, uint32_t round, Bytes payload);
   static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
+  static const device::Codec twin;  ///< on GPUs
 };
 
 }  // namespace laconic::codecs

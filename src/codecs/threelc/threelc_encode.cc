@@ -74,16 +74,10 @@ Encoder make_encoder(const ThreeLc::Params& params, uint64_t columns, Work& work
 
 // ---- scale ----
 
-// Step 2 of the encoder. Empty when s · max overflows or a value is not finite.
+// Empty when s · max overflows or a value is not finite.
 std::optional<ThreeLcScale> scale_of(float s, uint32_t max_bits) {
-  constexpr float kLargest = std::numeric_limits<float>::max();
-  // Below the smallest normal number m / 2 would round, and nothing might ever be sent.
-  if (max_bits < 0x00800000U) return ThreeLcScale{0, kLargest};
-  const float m = s * std::bit_cast<float>(max_bits);
-  if (!(m <= kLargest)) return std::nullopt;
-  float half = 0.5F * m;
-  if (half + half > m) half = std::bit_cast<float>(std::bit_cast<uint32_t>(half) - 1);
-  return ThreeLcScale{m, half};
+  ThreeLcScale scale;
+  return kernels::threelc_scale(s, max_bits, &scale) ? std::optional(scale) : std::nullopt;
 }
 
 void raise_to(std::atomic<uint32_t>& most, uint32_t bits) {

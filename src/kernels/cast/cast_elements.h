@@ -5,17 +5,19 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "kernels/core/weighted_sum_scalar.h"
 #include "laconic/dtype.h"
 
 namespace laconic::kernels {
 
-[[nodiscard]] inline uint16_t encode_f16(float w, float x, bool saturate) noexcept {
+[[nodiscard]] LACONIC_HOST_DEVICE inline uint16_t encode_f16(float w, float x,
+                                                             bool saturate) noexcept {
   const float scaled = w * x;
   return float_to_f16(saturate ? saturate_to_f16(scaled) : scaled);
 }
 
-[[nodiscard]] inline uint16_t encode_bf16(float w, float x) noexcept {
+[[nodiscard]] LACONIC_HOST_DEVICE inline uint16_t encode_bf16(float w, float x) noexcept {
   return float_to_bf16(w * x);
 }
 

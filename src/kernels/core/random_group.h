@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "laconic/random.h"
 
 namespace laconic::kernels {
@@ -21,7 +22,7 @@ inline constexpr uint64_t kRandomGroup = 64;
   return static_cast<uint32_t>(2 * (e / 32 % 2) + e % 2);
 }
 /// The word that an element shares with the one 16 places on or before.
-[[nodiscard]] inline uint32_t random_word(RandomKey key, uint64_t e) noexcept {
+[[nodiscard]] LACONIC_HOST_DEVICE inline uint32_t random_word(RandomKey key, uint64_t e) noexcept {
   return philox(key, random_group_counter(e))[random_group_word(e)];
 }
 

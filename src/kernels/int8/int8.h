@@ -29,6 +29,9 @@ namespace laconic::kernels {
 /// 127 · 2^-126: below it, the scale would be a denormal number, and 127 / max could overflow.
 inline constexpr float kInt8Tiny = 0x1.FCp-120F;
 
+/// The largest float whose product with 127 is finite.
+inline constexpr float kInt8LargestScale = 0x1.020406p121F;
+
 /// The layout of a payload: values start after the scales.
 struct Int8Layout {
   uint32_t block = 256;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "kernels/core/weighted_sum_scalar.h"
 #include "kernels/int8/int8.h"
 #include "laconic/dtype.h"
@@ -17,7 +18,7 @@ struct Int8Scale {
 };
 
 /// `max_bits`: the largest absolute bits of the block.
-[[nodiscard]] inline Int8Scale int8_scale(uint32_t max_bits) noexcept {
+[[nodiscard]] LACONIC_HOST_DEVICE inline Int8Scale int8_scale(uint32_t max_bits) noexcept {
   const float max = bits_float(max_bits);
   if (max < kInt8Tiny || max_bits >= 0x7F800000U) return {};
   const auto step_down = [](float x) { return bits_float(float_bits(x) - 1); };
@@ -31,17 +32,18 @@ struct Int8Scale {
 /// in the low bits.
 inline constexpr float kRoundingMagic = 0x1.8p23F;
 
-[[nodiscard]] inline int8_t int8_nearest(float x, float inverse) noexcept {
+[[nodiscard]] LACONIC_HOST_DEVICE inline int8_t int8_nearest(float x, float inverse) noexcept {
   return static_cast<int8_t>(float_bits(x * inverse + kRoundingMagic) & 0xFFU);
 }
 
 /// `r`: 15 random bits.
-[[nodiscard]] inline int8_t int8_stochastic(float x, float inverse, uint32_t r) noexcept {
+[[nodiscard]] LACONIC_HOST_DEVICE inline int8_t int8_stochastic(float x, float inverse,
+                                                                uint32_t r) noexcept {
   const uint32_t sum = float_bits(x * inverse * 32768.0F + kRoundingMagic) + r;
   return static_cast<int8_t>(((sum >> 15) ^ 0x80U) & 0xFFU);  // the magic's own bit 22 ends as 0x80
 }
 
-[[nodiscard]] inline float int8_value(int8_t code, float scale) noexcept {
+[[nodiscard]] LACONIC_HOST_DEVICE inline float int8_value(int8_t code, float scale) noexcept {
   return static_cast<float>(code) * scale;
 }
 

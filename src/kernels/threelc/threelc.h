@@ -7,8 +7,10 @@
 // four columns that reach beyond n. Any alignment; nothing outside the stated spans is touched.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "laconic/isa.h"
 
 namespace laconic::kernels {
@@ -24,6 +26,24 @@ struct ThreeLcScale {
   float m = 0;          ///< what one digit is worth: 0 or not below the smallest normal number
   float threshold = 0;  ///< the largest float that is not above m / 2
 };
+
+/// Step 2 of the encoder: m = s · max, the maximum given by its absolute bits. False when m
+/// overflows or the maximum is not finite.
+[[nodiscard]] LACONIC_HOST_DEVICE constexpr bool threelc_scale(float s, uint32_t max_bits,
+                                                               ThreeLcScale* scale) noexcept {
+  const float largest = std::bit_cast<float>(0x7F7FFFFFU);
+  // Below the smallest normal number m / 2 would round, and nothing might ever be sent.
+  if (max_bits < 0x00800000U) {
+    *scale = {0, largest};
+    return true;
+  }
+  const float m = s * std::bit_cast<float>(max_bits);
+  if (!(m <= largest)) return false;
+  float half = 0.5F * m;
+  if (half + half > m) half = std::bit_cast<float>(std::bit_cast<uint32_t>(half) - 1);
+  *scale = {m, half};
+  return true;
+}
 
 /// One payload's digit bytes and what its digits −1, 0, +1 add to the output.
 struct ThreeLcTerm {

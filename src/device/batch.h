@@ -1,0 +1,131 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The units of a bucket as kernels see them: rows in device memory, in their order. A launch covers
+// all of them. A unit is cut into tiles, a block each, and `first_tile` counts those of the units
+// before it.
+#pragma once
+
+#include <cstdint>
+
+#include "device/phases.h"
+#include "laconic/dtype.h"
+#include "laconic/random.h"
+
+namespace laconic::device {
+
+/// What encode finds out about a unit; zeros before it. Largest absolute bits: infinity and NaN are
+/// on top.
+struct Measured {
+  uint32_t values = 0;    ///< of x
+  uint32_t residual = 0;  ///< of e
+  uint32_t sum = 0;       ///< of x + e
+  uint32_t reserved = 0;
+  uint64_t bytes = 0;  ///< of the payload
+};
+
+/// What becomes of a unit.
+enum class Verdict : uint8_t {
+  payload,
+  zero,     ///< the gradient is: nothing is sent, the residual stays
+  refused,  ///< not finite, or too large; nothing changes
+  reset,    ///< a payload, of the gradient alone: the residual could not be used
+};
+
+/// `fits(bits)`: whether the codec takes numbers of up to that size; `limit`: the bits of
+/// Plan::largest_input.
+template <class Fits>
+[[nodiscard]] LACONIC_HOST_DEVICE Verdict verdict_of(const Measured& m, bool residual,
+                                                     uint32_t limit, Fits fits) {
+  if (m.values == 0) return Verdict::zero;
+  if (fits(residual ? m.sum : m.values)) return Verdict::payload;
+  return residual && m.values <= limit && m.residual > limit ? Verdict::reset : Verdict::refused;
+}
+
+struct EncodeRow {
+  const void* values = nullptr;  ///< of `dtype`: f32, f16 or bf16
+  float* residual = nullptr;     ///< null: none
+  uint8_t* out = nullptr;        ///< Plan::round[0].bytes, at any alignment
+  uint8_t* scratch = nullptr;    ///< Layout::scratch, aligned to 16 bytes
+  Measured* measured = nullptr;
+  uint64_t count = 0;
+  uint64_t offset = 0;  ///< Unit::offset
+  uint64_t first_tile = 0;
+  RandomKey key;            ///< own_key of unit and place
+  float prescale = 1.0F;    ///< Place::prescale
+  float own_weight = 1.0F;  ///< what a payload weighs in the residual
+  uint32_t limit = 0;       ///< bits of Plan::largest_input
+  DType dtype = DType::f32;
+};
+
+struct EncodeBatch {
+  const EncodeRow* rows = nullptr;
+  uint32_t units = 0;
+  uint64_t tiles = 0;
+  bool residual = false;  ///< rows have one
+};
+
+/// A received payload: any bytes. It has a tile even if the unit is empty.
+struct CheckRow {
+  const uint8_t* payload = nullptr;
+  uint8_t* scratch = nullptr;
+  uint32_t* malformed = nullptr;  ///< 0 before; not 0 afterwards: refused
+  uint64_t bytes = 0;
+  uint64_t count = 0;
+  uint64_t first_tile = 0;
+};
+
+struct CheckBatch {
+  const CheckRow* rows = nullptr;
+  uint32_t units = 0;
+  uint64_t tiles = 0;
+};
+
+inline constexpr uint32_t kTerms = 8;
+
+/// Checked payloads of one unit, in the order in which they are added.
+struct DecodeRow {
+  float* values = nullptr;
+  uint8_t* scratch = nullptr;
+  uint64_t count = 0;
+  uint64_t first_tile = 0;
+  const uint8_t* payload[kTerms] = {};
+  uint64_t bytes[kTerms] = {};
+  float weight[kTerms] = {};
+  uint32_t terms = 0;
+  bool add = false;  ///< to what is in `values`
+};
+
+struct DecodeBatch {
+  const DecodeRow* rows = nullptr;
+  uint32_t units = 0;
+  uint64_t tiles = 0;
+};
+
+/// Element i of a gradient.
+template <class B>
+[[nodiscard]] LACONIC_DEVICE float gradient_at(B& b, const EncodeRow& row, uint64_t i) {
+  if (row.dtype == DType::f32) return b.read(static_cast<const float*>(row.values), i);
+  const uint16_t half = b.read(static_cast<const uint16_t*>(row.values), i);
+  return row.dtype == DType::f16 ? f16_to_float(half) : bf16_to_float(half);
+}
+
+/// What is encoded: the gradient, with the residual or, after a reset, with a zero one.
+template <class B>
+[[nodiscard]] LACONIC_DEVICE float input_at(B& b, const EncodeRow& row, uint64_t i, bool reset) {
+  const float x = gradient_at(b, row, i);
+  if (row.residual == nullptr) return x;
+  return (reset ? 0.0F : b.read(row.residual, i)) + x;
+}
+
+/// What Measure has found, without `bytes`.
+template <class B>
+[[nodiscard]] LACONIC_DEVICE Measured measured_of(B& b, const EncodeRow& row) {
+  return {b.read(&row.measured->values, 0), b.read(&row.measured->residual, 0),
+          b.read(&row.measured->sum, 0), 0, 0};
+}
+
+[[nodiscard]] LACONIC_HOST_DEVICE constexpr uint32_t absolute_bits(float x) {
+  return float_bits(x) & 0x7FFFFFFFU;
+}
+
+}  // namespace laconic::device

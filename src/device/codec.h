@@ -1,0 +1,30 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// A codec's twin on the device: its launches (CodecTable::device). It writes the bytes and the
+// residuals of the CPU, bit for bit. A unit has one round, and a residual without decay, or none.
+#pragma once
+
+#include "device/batch.h"
+#include "device/queue.h"
+#include "laconic/codec.h"
+
+namespace laconic::device {
+
+struct Layout {
+  uint64_t tile = 0;     ///< elements; the last tile of a unit may have less
+  uint64_t scratch = 0;  ///< bytes of EncodeRow::scratch, CheckRow::scratch and DecodeRow::scratch
+};
+
+struct Codec {
+  Layout (*layout)(const void* params, const Unit& unit);
+  /// Payloads to EncodeRow::out, and what decides about them to EncodeRow::measured. Residuals of
+  /// units that give a payload become x + e - decode(payload).
+  void (*encode)(const void* params, const EncodeBatch& batch, Queue& queue);
+  /// As verdict_of.
+  Verdict (*verdict)(const void* params, const Measured& measured, bool residual, uint32_t limit);
+  void (*check)(const void* params, const CheckBatch& batch, Queue& queue);
+  /// values = ((base + w0·d0) + w1·d1) + …, each product and sum rounded on its own.
+  void (*decode)(const void* params, const DecodeBatch& batch, Queue& queue);
+};
+
+}  // namespace laconic::device

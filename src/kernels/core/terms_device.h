@@ -1,0 +1,25 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The weighted sum of dense payloads, element by element, as weighted_sum_scalar.
+#pragma once
+
+#include "device/batch.h"
+
+namespace laconic::kernels {
+
+/// A thread's elements of a tile: `decode(payload, i)` gives element i of one.
+template <class B, class Decode>
+LACONIC_DEVICE void sum_terms(B& b, const device::DecodeRow& row, uint64_t begin, uint64_t end,
+                              uint32_t t, Decode decode) {
+  for (uint64_t i = begin + t; i < end; i += device::kThreads) {
+    float sum = row.add ? b.read(row.values, i) : 0.0F;
+    for (uint32_t k = 0; k < device::kTerms; ++k) {  // unrolled: the row stays in registers
+      if (k >= row.terms) break;
+      const float term = row.weight[k] * decode(row.payload[k], i);
+      sum = k == 0 && !row.add ? term : sum + term;  // a single -0 stays -0
+    }
+    b.write(row.values, i, sum);
+  }
+}
+
+}  // namespace laconic::kernels

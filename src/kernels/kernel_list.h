@@ -1,0 +1,28 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Every kernel of the device, a line each: symbols of kernels.cu, and what the host's checked
+// device runs.
+#pragma once
+
+#include "kernels/cast/cast_device.h"
+#include "kernels/core/measure_device.h"
+#include "kernels/int8/int8_device.h"
+#include "kernels/threelc/threelc_device.h"
+
+#define LACONIC_FOR_EACH_KERNEL(X) \
+  X(Measure)                       \
+  X(CastEncode)                    \
+  X(CastCheck)                     \
+  X(CastDecode)                    \
+  X(Int8Encode)                    \
+  X(Int8Check)                     \
+  X(Int8Decode)                    \
+  X(ThreeLcPack)                   \
+  X(ThreeLcJoin)                   \
+  X(ThreeLcPut)                    \
+  X(ThreeLcSizes)                  \
+  X(ThreeLcStarts)                 \
+  X(ThreeLcDecode)                 \
+  X(ThreeLcOutline)                \
+  X(ThreeLcCheck)                  \
+  X(ThreeLcTotal)

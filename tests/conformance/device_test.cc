@@ -1,0 +1,251 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Laws about a codec's twin on the device, run by its source on the host: bytes, residuals, means
+// and verdicts are the CPU's, whatever the order of blocks and threads, and nothing races.
+#include <cstdlib>
+
+#include "conformance/device_batch.h"
+#include "support/subset.h"
+
+namespace laconic::conformance {
+namespace {
+
+using test::CheckedDevice;
+using test::Order;
+
+constexpr std::array kOrders{Order::forward, Order::backward, Order::scrambled};
+
+void expect_no_faults(const CheckedDevice& gpu) {
+  for (const std::string& fault : gpu.faults()) ADD_FAILURE() << fault;
+}
+
+Task task_of(Data data, uint64_t n, uint64_t seed, bool remembers) {
+  Task task{vector_unit(n), {7, 3, 1, 3, 0, 1.0F}, make(data, n, seed), {}};
+  task.unit.offset = 1000 * seed;
+  if (remembers) task.residual = make(Data::gaussian, n, seed + 50);
+  return task;
+}
+
+void expect_cpus(const Spec& spec, const std::vector<Task>& tasks, CheckedDevice& gpu) {
+  const std::vector<Coded> coded = encode_on_device(spec, gpu, tasks);
+  for (std::size_t u = 0; u < tasks.size(); ++u) {
+    SCOPED_TRACE(std::to_string(tasks[u].unit.count) + " elements");
+    const Coded cpu = encode_on_cpu(spec, tasks[u]);
+    ASSERT_EQ(static_cast<int>(coded[u].verdict), static_cast<int>(cpu.verdict));
+    if (cpu.verdict == Verdict::payload || cpu.verdict == Verdict::reset)
+      expect_same_bytes(coded[u].payload, cpu.payload, "payload");
+    expect_same_bits(coded[u].residual, cpu.residual, "residual");
+  }
+  expect_no_faults(gpu);
+}
+
+bool weekly() {
+  const char* const tier = std::getenv("TEST_TIER");
+  return tier != nullptr && std::string_view(tier) == "weekly";
+}
+
+class DeviceLaw : public CodecLaw {
+ protected:
+  [[nodiscard]] std::vector<bool> memories() const {
+    return contract_.feedback == Feedback::never ? std::vector<bool>{false}
+                                                 : std::vector<bool>{false, true};
+  }
+};
+
+/// Twins run by their source: one instruction set of the CPU is enough, and without Highway their
+/// default settings.
+std::vector<Case> twins() {
+  std::vector<Case> cases;
+  for (const Case& c : all_cases()) {
+    const CodecTable& codec = Spec::parse(c.spec)->codec();
+    if (codecs::find_twin(codec) == nullptr || c.isa != best_isa()) continue;
+    if (c.isa != Isa::scalar || c.spec == codec.info.name) cases.push_back(c);
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Twins, DeviceLaw, testing::ValuesIn(twins()), case_name);
+
+TEST_P(DeviceLaw, EncodingEqualsCpu) {
+  for (const bool remembers : memories()) {
+    for (const Order order : kOrders) {
+      if (test::kSanitized && order != Order::scrambled) continue;
+      CheckedDevice gpu(order);
+      std::vector<Task> tasks;
+      for (const uint64_t n : {1U, 0U, 4U, 5U, 255U, 257U, 5000U, 0U})
+        tasks.push_back(task_of(Data::laplace, n, n + 1, remembers));
+      for (const Data data : kFiniteData) tasks.push_back(task_of(data, 1000, 9, remembers));
+      expect_cpus(spec_, tasks, gpu);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(DeviceLaw, LargeUnitsEqualCpu) {
+  const uint64_t n = weekly() ? 1'000'003 : 40'961;
+  for (const bool remembers : memories()) {
+    CheckedDevice gpu(remembers ? Order::scrambled : Order::backward);
+    expect_cpus(
+        spec_,
+        {task_of(Data::laplace, n, 2, remembers), task_of(Data::sparse, 40'961, 3, remembers)},
+        gpu);
+  }
+}
+
+/// Elements that are not zero, this number of columns of 3lc apart.
+TEST_P(DeviceLaw, RunsAcrossTilesEqualCpu) {
+  if (spec_.codec().info.name != "3lc") return;  // no other has runs
+  for (const std::vector<uint64_t>& runs :
+       {std::vector<uint64_t>{13, 14, 15, 27, 28, 2047, 2048, 2049, 1, 2, 4096, 4095},
+        std::vector<uint64_t>{8191, 8192, 8193}, std::vector<uint64_t>{2000, 30'000}}) {
+    if (test::kSanitized && runs.size() < 12) continue;
+    uint64_t columns = 0;
+    for (const uint64_t run : runs) columns += run + 1;
+    Task task{vector_unit(5 * columns - 2), {}, std::vector<float>(5 * columns - 2), {}};
+    uint64_t at = 0;
+    for (const uint64_t run : runs) {
+      task.gradient[at] = 1.0F;
+      at += run + 1;
+    }
+    CheckedDevice gpu(Order::backward);
+    expect_cpus(spec_, {task}, gpu);
+    const Coded cpu = encode_on_cpu(spec_, task);
+    const Term term{cpu.payload, 1.0F};
+    expect_same_bits(decode_on_device(spec_, gpu, task.unit, {&term, 1}, {}),
+                     decode_on_cpu(spec_, task.unit, {&term, 1}, {}), "decoded");
+    expect_no_faults(gpu);
+  }
+}
+
+TEST_P(DeviceLaw, HalfGradientsEqualWidenedOnes) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    Task task = task_of(Data::laplace, 1000, 1, contract_.feedback != Feedback::never);
+    CheckedDevice gpu(Order::forward);
+    const std::vector<Coded> coded = encode_on_device(spec_, gpu, {task}, dtype);
+    for (float& x : task.gradient)
+      x = dtype == DType::f16 ? f16_to_float(float_to_f16(x)) : bf16_to_float(float_to_bf16(x));
+    const Coded cpu = encode_on_cpu(spec_, task);
+    expect_same_bytes(coded[0].payload, cpu.payload, "payload");
+    expect_same_bits(coded[0].residual, cpu.residual, "residual");
+    expect_no_faults(gpu);
+  }
+}
+
+TEST_P(DeviceLaw, BadNumbersEndAsOnCpu) {
+  constexpr float kHuge = std::numeric_limits<float>::max();
+  for (const bool remembers : memories()) {
+    std::vector<Task> tasks;
+    for (const float bad : {NAN, INFINITY, -INFINITY, kHuge, 0.3F * kHuge, 65520.0F}) {
+      for (const bool in_gradient : {false, true}) {
+        if (!in_gradient && !remembers) continue;
+        Task task = task_of(Data::laplace, 300, 4, remembers);
+        (in_gradient ? task.gradient : task.residual)[271] = bad;
+        tasks.push_back(task);
+        if (remembers) (in_gradient ? task.residual : task.gradient)[271] = bad;
+        tasks.push_back(task);
+        task.gradient.assign(300, 0.0F);
+        tasks.push_back(task);
+      }
+    }
+    CheckedDevice gpu(Order::forward);
+    expect_cpus(spec_, tasks, gpu);
+  }
+}
+
+TEST_P(DeviceLaw, PayloadMayStartAnywhere) {
+  const Task task = task_of(Data::laplace, 1000, 1, false);
+  const Coded cpu = encode_on_cpu(spec_, task);
+  for (const uint64_t shift : {1U, 2U, 3U}) {
+    CheckedDevice gpu(Order::forward);
+    expect_same_bytes(encode_on_device(spec_, gpu, {task}, DType::f32, shift)[0].payload,
+                      cpu.payload, "payload");
+    expect_no_faults(gpu);
+  }
+}
+
+TEST_P(DeviceLaw, ScaledLanesEqualCpu) {
+  if (contract_.merge != Merge::linear) return;  // no engine sums them
+  Task task = task_of(Data::laplace, 1000, 1, true);
+  task.place.prescale = 1.0F / 3;
+  CheckedDevice gpu(Order::forward);
+  expect_cpus(spec_, {task}, gpu);
+}
+
+/// Payloads of several ranks of one unit.
+std::vector<Coded> payloads_of(const Spec& spec, const Unit& unit, uint32_t ranks) {
+  std::vector<Coded> coded;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    const Data data = r % 3 == 1                       ? Data::spike
+                      : r % 3 == 2 && unit.count > 500 ? Data::sparse
+                                                       : Data::laplace;
+    Task task = task_of(data, unit.count, r + 1, false);
+    task.unit = unit;
+    task.place.rank = r;
+    coded.push_back(encode_on_cpu(spec, task));
+  }
+  return coded;
+}
+
+TEST_P(DeviceLaw, DecodingEqualsCpu) {
+  for (const uint64_t n : {1U, 5U, 257U, 40'961U}) {
+    const Unit unit = vector_unit(n);
+    const std::vector<Coded> coded = payloads_of(spec_, unit, 8);
+    for (const uint32_t ranks : {0U, 1U, 3U, 8U}) {
+      if (n > 10'000 && ranks != 3) continue;
+      for (const bool add : {false, true}) {
+        SCOPED_TRACE(std::to_string(n) + " elements of " + std::to_string(ranks));
+        std::vector<Term> terms;
+        for (uint32_t r = 0; r < ranks; ++r)
+          terms.push_back({coded[r].payload, r % 2 == 0 ? 1.0F / 3 : -1.0F});
+        std::vector<float> base;
+        if (add) base = make(Data::gaussian, n, 99);
+        CheckedDevice gpu(kOrders[ranks % 3]);
+        expect_same_bits(decode_on_device(spec_, gpu, unit, terms, base),
+                         decode_on_cpu(spec_, unit, terms, base), "mean");
+        expect_no_faults(gpu);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(DeviceLaw, CheckEqualsCpuForDamagedPayloads) {
+  Random random(1);
+  for (const uint64_t n : {0U, 1U, 19U, 1000U, 41'000U}) {
+    if (test::kSanitized && n > 10'000) continue;
+    const Unit unit = vector_unit(n);
+    std::vector<std::vector<uint8_t>> payloads;
+    for (const Coded& coded : payloads_of(spec_, unit, n > 10'000 ? 1 : 3)) {
+      const std::vector<uint8_t>& good = coded.payload;
+      payloads.push_back(good);
+      if (n == 0) {
+        payloads.emplace_back(5);
+        continue;
+      }
+      for (const std::size_t length :
+           {std::size_t{0}, std::size_t{3}, good.size() / 2, good.size() - 1, good.size() + 1}) {
+        payloads.push_back(good);
+        payloads.back().resize(length);
+      }
+      for (int i = 0; i < 24; ++i) {
+        payloads.push_back(good);
+        const uint64_t at =
+            i < 12 ? random.below(std::min<uint64_t>(good.size(), 12)) : random.below(good.size());
+        payloads.back()[at] = i % 3 == 0   ? 0x80
+                              : i % 3 == 1 ? 0xFF
+                                           : static_cast<uint8_t>(random.next());
+      }
+      payloads.emplace_back(good.size());
+      for (uint8_t& byte : payloads.back()) byte = static_cast<uint8_t>(random.next());
+    }
+    CheckedDevice gpu(Order::scrambled);
+    const std::vector<bool> good = check_on_device(spec_, gpu, unit, payloads);
+    for (std::size_t p = 0; p < payloads.size(); ++p) {
+      EXPECT_EQ(good[p], spec_.codec().check(spec_.params(), unit, 0, payloads[p]) == Errc::ok)
+          << "payload " << p << " of " << n << " elements";
+    }
+    expect_no_faults(gpu);
+  }
+}
+
+}  // namespace
+}  // namespace laconic::conformance

@@ -1,0 +1,29 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What scripts/kernels finds wrong in PTX. Compiling the kernels is the section `cuda`."""
+
+import importlib.util
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+loader = SourceFileLoader("kernels", str(ROOT / "scripts" / "kernels"))
+kernels = importlib.util.module_from_spec(importlib.util.spec_from_loader("kernels", loader))
+loader.exec_module(kernels)
+
+GOOD = ".visible .entry a(\n)\n{\n\tmul.rn.f32 \t%f1, %f2, %f3;\n\tadd.rn.f32 \t%f4, %f1, %f5;\n\tdiv.rn.f32 %f6, %f4, %f1;\n\tmad.lo.s32 %r1, %r2, %r3, %r4;\n}\n"
+
+
+def test_ptx_with_separate_roundings_is_accepted():
+    assert kernels.faults_of_ptx(GOOD, {"a"}) == []
+
+
+def test_ptx_that_changes_bits_is_refused():
+    for bad in ("fma.rn.f32 %f1, %f2, %f3, %f4;", "mad.rn.f32 %f1, %f2, %f3, %f4;", "add.ftz.f32 %f1, %f2, %f3;", "mul.rn.ftz.f32 %f1, %f2, %f3;",
+                "div.approx.f32 %f1, %f2, %f3;", "fma.rn.f64 %d1, %d2, %d3, %d4;"):
+        assert kernels.faults_of_ptx(GOOD + bad, {"a"}) == [f"line 9: {bad}"]
+
+
+def test_kernels_of_the_list_and_of_the_ptx_are_the_same():
+    assert kernels.faults_of_ptx(GOOD, {"a", "b"}) == ["no kernel b"]
+    assert kernels.faults_of_ptx(GOOD, set()) == ["a is not in kernel_list.h"]
+    assert "laconic_Measure" in kernels.listed()

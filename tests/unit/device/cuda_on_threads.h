@@ -1,0 +1,71 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What device/block.h uses of CUDA, with a thread of the host for each of a block: shuffles,
+// barriers, atomics. A block at a time.
+#pragma once
+
+#include <atomic>
+#include <barrier>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "device/phases.h"
+
+#define LACONIC_BLOCK_OF_THREADS
+#define __device__
+
+namespace laconic::test {
+
+struct Index {
+  uint32_t x = 0;
+};
+
+/// What the threads of a block share.
+struct ThreadedBlock {
+  struct Warp {
+    std::barrier<> barrier{device::kWarp};
+    uint64_t lanes[device::kWarp] = {};
+  };
+  std::barrier<> barrier{device::kThreads};
+  Warp warps[device::kWarps];
+};
+
+inline thread_local ThreadedBlock* this_block = nullptr;
+
+/// What lane `from` of the warp gives, `from` being a function of this lane.
+template <class T, class From>
+T shuffle(T value, From from);
+
+}  // namespace laconic::test
+
+inline thread_local laconic::test::Index threadIdx, blockIdx;
+
+template <class T, class From>
+T laconic::test::shuffle(T value, From from) {
+  ThreadedBlock::Warp& warp = this_block->warps[threadIdx.x / device::kWarp];
+  const uint32_t lane = threadIdx.x % device::kWarp;
+  warp.lanes[lane] = value;
+  warp.barrier.arrive_and_wait();
+  const auto got = static_cast<T>(warp.lanes[from(lane)]);
+  warp.barrier.arrive_and_wait();
+  return got;
+}
+
+inline void __syncthreads() { laconic::test::this_block->barrier.arrive_and_wait(); }
+template <class T>
+T __shfl_xor_sync(uint32_t, T value, uint32_t mask) {
+  return laconic::test::shuffle(value, [&](uint32_t lane) { return lane ^ mask; });
+}
+template <class T>
+T __shfl_up_sync(uint32_t, T value, uint32_t delta) {
+  return laconic::test::shuffle(value,
+                                [&](uint32_t lane) { return lane < delta ? lane : lane - delta; });
+}
+inline void atomicMax(uint32_t* at, uint32_t value) {
+  const std::atomic_ref<uint32_t> most(*at);
+  uint32_t seen = most.load();
+  while (seen < value && !most.compare_exchange_weak(seen, value)) {
+  }
+}
