@@ -24,7 +24,7 @@ struct ThreeLcFormat {
   bool pad_one = false;
 };
 
-/// Elements with one scale: a unit, or a chunk of it, and its place in the payload.
+/// Elements with one scale: a unit, or a chunk of it.
 struct ThreeLcPart {
   uint64_t index = 0;  ///< of the chunk
   uint64_t first = 0;  ///< element
@@ -224,8 +224,8 @@ struct ThreeLcPack {
     return static_cast<uint8_t>(byte);
   }
 
-  /// The code that byte i adds to the body, `start` being where the run of zeros at i would begin,
-  /// or 0 if it adds none. 0 is no code: it stands for itself, and is told by `any`.
+  /// What byte i adds to the body, if anything: a run of zeros adds its codes where each ends.
+  /// `start`: where the run of zeros that i may belong to begins.
   struct Code {
     bool any = false;
     uint8_t code = 0;
