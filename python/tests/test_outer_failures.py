@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import laconic  # noqa: E402
 from laconic.exchange.state import fingerprint  # noqa: E402
-from laconic.integrations import _shared  # noqa: E402
+from laconic.integrations import _shared, states  # noqa: E402
 from laconic.outer.fragment import Fragment  # noqa: E402
 from laconic.outer.whole import Whole  # noqa: E402
 
@@ -60,7 +60,7 @@ def _dies(spec, phase):
         outer.load_state_dict(before)
     elif phase == "resumed":
         whole, own = Whole(outer), training.digest(model)
-        content = {"version": _shared.VERSION, "fingerprint": fingerprint(whole.parameters), "state": whole.state_dict()}
+        content = states.content(fingerprint(whole.parameters), whole.state_dict())
         with pytest.raises(laconic.LaconicError) as error:
             _shared.resume_from(whole, content)
         said.append((error.value.name, error.value.message))
