@@ -25,7 +25,7 @@ ALONE = ("--hosts", 2, "--emulate", "--no-pin")
 PLANS = {
     "hosts": ({"ways": ["jax 3lc inside", "ddp 3lc", "jax none inside"], "repeats": 3, "warmup": 4, "steps": 10}, ("--hosts", 4, "--rate", "50mbit")),
     "inside": ({"ways": ["jax 3lc inside", "jax 3lc outside"], "repeats": 6, "warmup": 5, "steps": 40}, ALONE),
-    **{f"keras-{backend}": ({"backend": backend, "ways": ["fit 3lc", "hand 3lc"], "repeats": 5, "warmup": 5, "steps": 40}, ALONE) for backend in BACKENDS},
+    **{f"keras-{backend}": ({"backend": backend, "ways": ["fit 3lc", "hand 3lc"], "repeats": 3, "warmup": 5, "steps": 200}, ALONE) for backend in BACKENDS},
 }
 
 
