@@ -437,6 +437,7 @@ TEST(Set, FailureOfOneRankGivesSameMessageOnAll) {
 }
 
 TEST(Set, InvalidCardsChangeNothing) {
+  constexpr size_t kRankAt = 8;  // behind the magic
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
   std::vector<uint8_t> cards(2 * session::kAgreementBytes);
   Session& s = group.session(0);
@@ -447,13 +448,13 @@ TEST(Set, InvalidCardsChangeNothing) {
       std::memcpy(cards.data() + r * session::kAgreementBytes, s.proposal().card().data(),
                   session::kAgreementBytes);
     }
-    cards[session::kAgreementBytes + 12] = 1;  // rank
+    cards[session::kAgreementBytes + kRankAt] = 1;
     damage();
     return s.proposal().end(cards).ok();
   };
   for (size_t i = 0; i < 2 * session::kAgreementBytes; i += 5)
     EXPECT_FALSE(with([&] { cards[i] ^= 1U; })) << i;
-  EXPECT_FALSE(with([&] { cards[12] = 1; }));
+  EXPECT_FALSE(with([&] { cards[kRankAt] = 1; }));
   EXPECT_FALSE(with([&] { cards.pop_back(); }));
   cards.resize(2 * session::kAgreementBytes);
   EXPECT_EQ(s.active().version(), 0U);
