@@ -25,6 +25,8 @@ struct Codec {
   void (*check)(const void* params, const CheckBatch& batch, Queue& queue);
   /// values = ((base + w0·d0) + w1·d1) + …, each product and sum rounded on its own.
   void (*decode)(const void* params, const DecodeBatch& batch, Queue& queue);
+  /// As CodecTable::finish, of DecodeRow::values. Null: nothing to do.
+  void (*finish)(const void* params, const DecodeBatch& batch, Queue& queue);
 };
 
 }  // namespace laconic::device

@@ -4,6 +4,7 @@
 // device runs.
 #pragma once
 
+#include "kernels/bits/bits_device.h"
 #include "kernels/cast/cast_device.h"
 #include "kernels/core/measure_device.h"
 #include "kernels/int8/int8_device.h"
@@ -25,4 +26,8 @@
   X(ThreeLcDecode)                 \
   X(ThreeLcOutline)                \
   X(ThreeLcCheck)                  \
-  X(ThreeLcTotal)
+  X(ThreeLcTotal)                  \
+  X(SignEncode)                    \
+  X(SignCheck)                     \
+  X(SignDecode)                    \
+  X(SignVotes)

@@ -208,6 +208,24 @@ TEST_P(DeviceLaw, DecodingEqualsCpu) {
   }
 }
 
+TEST_P(DeviceLaw, FinishedSumsEqualCpu) {
+  const Unit unit = vector_unit(10'001);
+  std::vector<float> cpu = make(Data::ties, unit.count, 1);
+  EXPECT_EQ(twin_of(spec_).finish == nullptr, spec_.codec().finish == nullptr);
+  if (spec_.codec().finish == nullptr) return;  // sums are means
+  CheckedDevice gpu(Order::scrambled);
+  device::DecodeRow row;
+  const uint64_t tiles = place_tiles(spec_, gpu, unit, row, 0);
+  row.values = gpu.memory().allocate<float>("values", cpu);
+  const auto* const rows = gpu.memory().allocate<device::DecodeRow>("rows", std::vector{row});
+  twin_of(spec_).finish(spec_.params(), {rows, 1, tiles}, gpu);
+  Work work;
+  work.isa = best_isa();
+  spec_.codec().finish({spec_.params(), {}, unit, {}, 0, work}, cpu);
+  expect_same_bits({row.values, row.values + unit.count}, cpu, "finished");
+  expect_no_faults(gpu);
+}
+
 TEST_P(DeviceLaw, CheckEqualsCpuForDamagedPayloads) {
   Random random(1);
   for (const uint64_t n : {0U, 1U, 19U, 1000U, 41'000U}) {

@@ -40,9 +40,9 @@ void decode_units(const void* params, const device::DecodeBatch& batch, device::
 
 }  // namespace
 
-constinit const device::Codec Fp16::twin{&lay_out, &encode_units<Fp16>, &decide, &check_payloads,
-                                         &decode_units<Fp16>};
-constinit const device::Codec Bf16::twin{&lay_out, &encode_units<Bf16>, &decide, &check_payloads,
-                                         &decode_units<Bf16>};
+constinit const device::Codec Fp16::twin{&lay_out,        &encode_units<Fp16>, &decide,
+                                         &check_payloads, &decode_units<Fp16>, nullptr};
+constinit const device::Codec Bf16::twin{&lay_out,        &encode_units<Bf16>, &decide,
+                                         &check_payloads, &decode_units<Bf16>, nullptr};
 
 }  // namespace laconic::codecs

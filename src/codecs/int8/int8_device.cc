@@ -38,7 +38,7 @@ void decode_units(const void* params, const device::DecodeBatch& batch, device::
 
 }  // namespace
 
-constinit const device::Codec Int8::twin{&lay_out, &encode_units, &decide, &check_payloads,
-                                         &decode_units};
+constinit const device::Codec Int8::twin{&lay_out,        &encode_units, &decide,
+                                         &check_payloads, &decode_units, nullptr};
 
 }  // namespace laconic::codecs

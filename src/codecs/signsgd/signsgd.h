@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "device/codec.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -28,6 +29,7 @@ struct SignSgd : SignVote {
       "signsgd", 12, 1, "signs, and the majority's vote",
       "Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD, ICML 2018, algorithm 2"};
   static Contract contract(const Params&);
+  static const device::Codec twin;  ///< on GPUs
 };
 
 /// The same for the moving average of the gradients.

@@ -57,7 +57,7 @@ void decode_units(const void* params, const device::DecodeBatch& batch, device::
 
 }  // namespace
 
-constinit const device::Codec ThreeLc::twin{&lay_out, &encode_units, &decide, &check_payloads,
-                                            &decode_units};
+constinit const device::Codec ThreeLc::twin{&lay_out,        &encode_units, &decide,
+                                            &check_payloads, &decode_units, nullptr};
 
 }  // namespace laconic::codecs
