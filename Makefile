@@ -60,7 +60,7 @@ quality:  ## every codec at its default with the demo's models into docs/results
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.learning.qualities
 
-comparison:  ## every codec and exchange with five models on three networks into docs/results/comparison.md (some hours, in parts); PARTS= some
+comparison:  ## every codec and exchange with five models on three networks into docs/results/comparison.md (three hours, in parts); PARTS= some
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.learning.comparison $(PARTS)

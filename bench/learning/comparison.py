@@ -43,8 +43,8 @@ SWEPT = ("cnn", "gpt")
 FACTORS = {"mlp": (0.001, 0.003, 0.01, 0.03, 0.1), "recommendation": (0.1, 0.3, 1.0, 3.0), "cnn": (0.0003, 0.001, 0.003, 0.01, 0.03),
            "lstm": (0.3, 1.0, 3.0, 10.0), "gpt": (0.1, 0.3, 1.0, 3.0)}
 #: of a part, on two idle cores, with a seed each
-MINUTES = {"tune": {"mlp": 1, "recommendation": 1, "cnn": 2, "lstm": 4, "gpt": 4}, "learn": {"mlp": 4, "recommendation": 4, "cnn": 8, "lstm": 18, "gpt": 18},
-           "sweep": {"cnn": 5, "gpt": 12}, "time": {"mlp": 5, "recommendation": 6, "cnn": 6, "lstm": 8, "gpt": 8}}
+MINUTES = {"tune": {"mlp": 2, "recommendation": 2, "cnn": 2, "lstm": 3, "gpt": 4}, "learn": {"mlp": 4, "recommendation": 4, "cnn": 4, "lstm": 11, "gpt": 13},
+           "sweep": {"cnn": 3, "gpt": 10}, "time": {"mlp": 5, "recommendation": 6, "cnn": 6, "lstm": 8, "gpt": 8}}
 SECONDS = 2.0  # of measured steps, on each network
 
 
