@@ -507,7 +507,7 @@ class Account:
         submit = handle.worker.submit
 
         def submitted(layout, buffer, **options):
-            brought = buffer.clone()
+            brought = buffer.to("cpu", copy=True)
             future = submit(layout, buffer, **options)
             self._buckets.append((layout, brought, buffer, future))
             return future
@@ -519,7 +519,7 @@ class Account:
         buckets = []
         for layout, brought, buffer, future in self._buckets:
             delivered = not isinstance(future.wait(), LaconicError)
-            buckets.append((dict(zip([self._names[p] for p in layout.parameters], layout.offsets)), brought, buffer.clone(), delivered))
+            buckets.append((dict(zip([self._names[p] for p in layout.parameters], layout.offsets)), brought, buffer.to("cpu", copy=True), delivered))
         held = dict(zip(self._names, self._handle.worker.session.shard()))
         return {"before": self.before, "after": self._handle.state_dict()["tensors"], "buckets": buckets, "held": held,
                 "last": self._handle.last_error}
@@ -537,7 +537,7 @@ def _no_memory_for_layout(*_, **__):
 def _fault(handle, kind, at):
     """In the step inside, on this rank."""
     engine, stage = handle.worker.engine, handle._opened.stage  # noqa: SLF001
-    start, ready, kept, calls, sent = engine.start, stage._inner.ready, two_levels._Kept, [], []  # noqa: SLF001
+    start, ready, down, kept, calls, sent = engine.start, stage._inner.ready, stage._inner.down, two_levels._Kept, [], []  # noqa: SLF001
 
     def started(steps, count):
         calls.append(count)
@@ -554,10 +554,16 @@ def _fault(handle, kind, at):
             raise RuntimeError("the test's device is gone")
         return ready(ticket)
 
+    def kept_up(values, host):
+        calls.append(values)
+        return _no_memory() if len(calls) - 1 == at else down(values, host)
+
     absent.first = handle.hook.layouts.last_seen[at].parameters[0]
-    engine.start = started
+    engine.start = started if kind != "down" else start
     if kind == "device":
         stage._inner.ready = absent  # noqa: SLF001
+    elif kind == "down":
+        stage._inner.down = kept_up  # noqa: SLF001
     elif kind == "permutation":
         stage._buffer = _no_memory
     elif kind == "layout":
@@ -566,18 +572,19 @@ def _fault(handle, kind, at):
     try:
         yield
     finally:
-        stage._inner.ready, two_levels._Kept = ready, kept  # noqa: SLF001
+        stage._inner.ready, stage._inner.down, two_levels._Kept = ready, down, kept  # noqa: SLF001
         del engine.start
         with contextlib.suppress(AttributeError):
             del stage._buffer
 
 
-def _faulty(cases):
+def _faulty(cases, device="cpu"):
     """Some ranks have a fault in step 2; then one more step."""
     rank, found = dist.get_rank(), []
     for kind, at, victims, (spec, options, long), _ in cases:
         kept, two_levels.LONG = two_levels.LONG, long or two_levels.LONG
-        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=16, coalesce=not long, attach_options={"nodes": 2, **options})
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=16, coalesce=not long, device=device,
+                                              attach_options={"nodes": 2, **options})
         said = {}
 
         def step_once(step):
@@ -593,7 +600,8 @@ def _faulty(cases):
             step_once(2)
         account, sent = account.closed(), handle._opened.stage.node_bytes  # noqa: SLF001
         step_once(3)
-        found.append({**account, "said": said, "silent": sent == handle._opened.stage.node_bytes, "digest": training.digest(ddp)})  # noqa: SLF001
+        found.append({**account, "said": said, "silent": sent == handle._opened.stage.node_bytes, "digest": training.digest(ddp),  # noqa: SLF001
+                      "told": handle.describe()})
         handle.close()
         two_levels.LONG = kept
     return found
@@ -611,7 +619,7 @@ FAULTS = [*(("across", at, victims, sent, "the test pulled the plug") for sent, 
 
 
 def _adds_up(ranks, lacks):
-    """Residuals and delivered means of all ranks are what the ranks had and have brought. `lacks(rank, bucket)`: it has brought nothing."""
+    """Residuals and delivered means of all ranks are what the ranks had and have brought. `lacks(rank, bucket, shard)`: it has brought nothing."""
     for shard in (0, 1):
         for name, (first, count) in ranks[shard]["held"].items():
             if f"residual/{name}" not in ranks[shard]["before"] or not count:
@@ -620,7 +628,7 @@ def _adds_up(ranks, lacks):
             for rank, result in enumerate(ranks):
                 number, (at, brought, holds, delivered) = next((n, bucket) for n, bucket in enumerate(result["buckets"]) if name in bucket[0])
                 own = slice(at[name] + first, at[name] + first + count)
-                if not lacks(rank, number):
+                if not lacks(rank, number, shard):
                     had += brought[own] / 2
                 if delivered:  # to both ranks of a node, or to the one whose shard did not fail
                     left.setdefault(rank // 2, []).append(holds[own])
@@ -639,27 +647,34 @@ def _adds_up(ranks, lacks):
 def test_fault_on_one_rank_reaches_all_and_loses_no_gradient(pools):
     """In any phase, with others in flight and queued: it is in the residuals, or where it was."""
     for case, ranks in zip(FAULTS, zip(*pools(4).run(_faulty, cases=FAULTS, seconds=200))):
-        kind, at, victims, (*_, early), said = case
-        fatal = kind not in ("device", "bundle")
-        for result in ranks:
-            assert list(result["said"]) == ([2, 3] if fatal else [2]) and said in result["said"][2]
-            assert result["silent"] == fatal and (result["last"].name == "engine_failed") == fatal
-            for _, brought, holds, delivered in result["buckets"]:
-                assert delivered or early or torch.equal(brought, holds), "p.grad keeps what did not leave"
-        assert fatal or len({result["digest"] for result in ranks}) == 1, "the next step trains"
-
-        def lacks(rank, bucket):
-            if kind == "device":  # noqa: B023
-                return rank in victims and bucket == at  # noqa: B023
-            return kind in ("permutation", "layout") and rank // 2 == victims[0] // 2  # noqa: B023
-
-        _adds_up(ranks, lacks)
+        check_fault(case, ranks)
 
 
-def _dies(victim, phase, sign):
+def check_fault(case, ranks):
+    kind, at, victims, (*_, early), said = case
+    fatal = kind not in ("device", "down", "bundle")
+    for result in ranks:
+        assert list(result["said"]) == ([2, 3] if fatal else [2]) and said in result["said"][2]
+        assert result["silent"] == fatal and (result["last"].name == "engine_failed") == fatal
+        for _, brought, holds, delivered in result["buckets"]:
+            assert delivered or early or torch.equal(brought, holds), "p.grad keeps what did not leave"
+    assert fatal or len({result["digest"] for result in ranks}) == 1, "the next step trains"
+
+    def lacks(rank, bucket, shard):
+        if kind == "device":
+            return rank in victims and bucket == at
+        if kind == "down":
+            return rank // 2 == victims[0] // 2 and bucket == at and shard == victims[0] % 2
+        return kind in ("permutation", "layout") and rank // 2 == victims[0] // 2
+
+    _adds_up(ranks, lacks)
+
+
+def _dies(victim, phase, sign, device="cpu"):
     rank = dist.get_rank()
-    training.waits(dist.group.WORLD, 6)
-    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, attach_options={"nodes": 2})
+    if device == "cpu":
+        training.waits(dist.group.WORLD, 6)
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, device=device, attach_options={"nodes": 2})
     training.step_once(ddp, optimizer, rank, 0)
     stage, engine = handle._opened.stage, handle.worker.engine  # noqa: SLF001
     place, name = {"in": (stage, "_enter"), "across": (engine, "start"), "out": (stage, "leave")}[phase]

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "accelerator"))
 
 import pretend  # noqa: E402
+import test_nodes  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 from launches import launch  # noqa: E402
@@ -121,15 +123,62 @@ def _by_nodes(device, weekly):
     """Of nodes of two: one launch for all specs."""
     specs = training.SPECS + training.OTHER_SPECS if weekly else ["3lc", "int8+ef", "powersgd:rank=2"]
     runs = [{"spec": spec} for spec in specs] + [{"spec": "topk:ratio=0.05", "dtype": torch.float16}]
-    return [_train(device, steps=6, buckets=3, attach_options={"nodes": 2, "window": 1}, **run) for run in runs]
+    found = [_train(device, steps=6, buckets=3, attach_options={"nodes": 2, "window": 1}, **run) for run in runs]
+    with _without_all_to_all() if dist.get_rank() == 1 else contextlib.nullcontext():
+        found.append(_train(device, steps=6, buckets=3, attach_options={"nodes": 2, "window": 1}, spec="3lc"))
+    laconic.engines.group._free_siblings.clear()  # others want one that serves the device
+    return found
+
+
+@contextlib.contextmanager
+def _without_all_to_all():
+    """The device's backend has none."""
+    kept = pretend._Group.alltoall_base
+    del pretend._Group.alltoall_base, pretend._Group.all_to_all_single
+    try:
+        yield
+    finally:
+        pretend._Group.alltoall_base = pretend._Group.all_to_all_single = kept
 
 
 def test_nodes_over_staged_buffers_match_cpu(staged, pools, device):
     weekly = os.environ.get("TEST_TIER") == "weekly"
+    elements = sum(p.numel() for p in training.Net().parameters())
     here, there = (zip(*pool.run(_by_nodes, device=of, weekly=weekly)) for pool, of in ((staged(4), device), (pools(4), "cpu")))
-    for ours, theirs in zip(here, there):
+    here, there = list(here), list(there)
+    for number, (ours, theirs) in enumerate(zip(here, there)):
         assert same(ours) == same(theirs)
-        assert all(r["stats"]["node_bytes"] > 0 and r["stats"]["staged_bytes"] > 0 for r in ours)
+        assert [r["stats"]["node_bytes"] for r in ours] == [r["stats"]["node_bytes"] for r in theirs]
+        width = 2 if number == len(here) - 2 else 4
+        copies = (2, 1) if number == len(here) - 1 else (1, 1)  # of a node's ranks: the first node meets on the host there
+        staged_bytes = [sum(r["stats"]["staged_bytes"] for r in node) for node in (ours[:2], ours[2:])]
+        assert staged_bytes == [2 * 6 * width * elements * buckets for buckets in copies], "to the host and back, of shards alone"
+
+
+def test_fault_in_node_on_device_reaches_all(staged, device):
+    """As on the CPU; and where a shard does not come to the host, its node lacks it."""
+    if device != "pretend":
+        pytest.skip("a device that fails stays failed")
+    joined, early = test_nodes.JOINED, test_nodes.EARLY
+    cases = [("device", 1, [0], early, "rank 0 failed in bucket 1"),
+             ("down", 0, [3], joined, "rank 3 failed in bucket 0 (peer_failed): gradients could not be copied from pretend"),
+             ("permutation", 0, [3], joined, "rank 3, inside the node: RuntimeError: the test has no memory")]
+    for case, ranks in zip(cases, zip(*staged(4).run(test_nodes._faulty, cases=cases, device=device, seconds=200))):
+        test_nodes.check_fault(case, ranks)
+        assert all("inside them pretend" in result["told"] for result in ranks)
+
+
+def test_killed_rank_of_node_is_reported(device):
+    if device != "pretend":
+        pytest.skip("four ranks may share a GPU")
+    pool = start(device, 4)
+    try:
+        pool.start(test_nodes._dies, victim=3, phase="in", sign=signal.SIGKILL, device=device)
+        for rank in range(3):
+            kind, (said, seconds, _) = pool._receive(rank, 40)
+            assert kind == "ok" and "rank 3 is gone" in said and seconds < 25
+    finally:
+        pool.close()
 
 
 def _scaled(device):
@@ -316,6 +365,32 @@ def _reused(device, microseconds):
 def test_host_buffer_is_reused_after_last_copy_back(staged, device):
     for microseconds in (20_000, 500_000):
         assert staged(2).run(_reused, device=device, microseconds=microseconds) == [([7.0], [5.0], True)] * 2
+
+
+def _collected(device):
+    """What a node's stage gathers from two pieces, and what is in them once the future of means that are still being made is waited for."""
+    layout = laconic.exchange.csession.Layout([0], [0], 1000)
+    stage = staging.DeviceStage(torch.device(device, torch.accelerator.current_device_index()))
+    pieces = [(at, torch.full((500,), value).to(device)) for at, value in ((0, 3.0), (500, 5.0))]
+    means = torch.full((1000,), 7.0).to(device)
+    late(device, 20_000, 0, 0)
+    ticket = stage.fetch(layout, pieces)
+    stage.ready(ticket)
+    gathered = ticket.host.cpu()
+    with stage.working(ticket):
+        for _ in range(4):  # later than a copy that does not wait for it
+            torch.empty_like(means).copy_(means)
+        ticket.host.copy_(means)
+    future = torch.futures.Future(devices=stage.devices)
+    stage.deliver(ticket, future)
+    future.wait()
+    found = [piece.cpu().unique().tolist() for _, piece in pieces]
+    late(device)
+    return gathered.unique().tolist(), found
+
+
+def test_pieces_of_node_get_means_before_their_future(staged, device):
+    assert staged(2).run(_collected, device=device) == [([3.0, 5.0], [[7.0], [7.0]])] * 2
 
 
 def _hook(device):

@@ -149,11 +149,33 @@ class _Group(dist.ProcessGroup):
     def _reduce_scatter_base(self, output, input, opts=None):  # noqa: A002
         return self._on_host([output], lambda host, opts=None: self._gloo._reduce_scatter_base(host[0], input.cpu(), opts), opts)
 
+    def alltoall_base(self, output, input, output_sizes, input_sizes, opts=None):  # noqa: A002
+        """The only one that is under way when it returns."""
+        arrives = torch.empty(output.shape, dtype=output.dtype, device="cpu")
+        options = () if opts is None else (opts,)
+        return _Arriving(self._gloo.alltoall_base(arrives, input.cpu(), output_sizes, input_sizes, *options), arrives, output)
+
+    all_to_all_single = alltoall_base  # its name from torch 2.13 on
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # their names from torch 2.13 on
 
     def barrier(self, opts=None):
         self._gloo.barrier().wait()
         return _done([])
+
+
+class _Arriving:
+    """As NCCL's work: `wait` is for the current stream, which goes on with what has arrived."""
+
+    def __init__(self, work, arrives, output):
+        self._work, self._arrives, self._output = work, arrives, output
+
+    def is_completed(self):
+        return self._work.is_completed()
+
+    def wait(self, *timeout):
+        self._work.wait(*timeout)
+        self._output.copy_(self._arrives)
+        return True
 
 
 def _done(tensors):

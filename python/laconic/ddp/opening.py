@@ -17,6 +17,7 @@ from ..core._checks import U64, whole
 from ..core.errors import LaconicError
 from ..engines import aggregation, group
 from ..engines.aggregation import ServerOptions
+from ..engines.c10d import reaches_near
 from ..engines.emulate import limiter_from_environment
 from ..engines.hosts import Hosts, over_port, seat
 from ..engines.nodes import FLAT, Everyone, Levels, Nodes, failure_in
@@ -26,6 +27,7 @@ from ..exchange.csession import ALONE, CSession, Options
 from ..exchange.driver import cards_of_all
 from ..exchange.lane import SharedLane
 from ..exchange.nodes import NodeStage
+from ..exchange.staging import DeviceStage
 from ..exchange.worker import Worker
 
 
@@ -50,7 +52,7 @@ class Opened:
         """`check()`: this rank's own reasons to refuse. The rest is that of laconic.attach."""
         self.parameters, self.group, self.stage, self.levels = parameters, of, stage, levels
         nodes = levels.nodes
-        lane = SharedLane.of(of, meeting, stage.backend, nodes)
+        lane = SharedLane.of(of, meeting, stage.backend, nodes, nodes and group.near_backend(of, stage.device))
         self.sibling = lane.sibling
         self._everyone = nodes and Everyone(nodes, lane.engine, lane.inside)
         try:
@@ -105,8 +107,19 @@ class Opened:
             engine = servers.join(engine, session)
         if self.nodes is not None:
             session.rank, session.world = self.rank, self.world  # in messages and reports
-            self.stage = NodeStage(self.stage, self.nodes, inside, self._held(inside, session))
+            self.stage = self._node_stage(inside, self._held(inside, session))
         return session, engine
+
+    def _node_stage(self, inside, held) -> NodeStage:
+        """On the device, where the node's ranks have a group that serves it."""
+        near = self.sibling.near
+        if near is not None:
+            stage = DeviceStage(self.stage.device)
+            with stage.working():
+                if reaches_near(near, inside, stage.device):
+                    return NodeStage(stage, self.nodes, inside, held, near)
+            self.sibling.near = None  # also where it is reused: what some ranks have begun is still under way
+        return NodeStage(self.stage, self.nodes, inside, held)
 
     def _held(self, inside, session) -> list[list[tuple[int, int]]]:
         """(first, count) of every parameter, by shard."""
@@ -198,7 +211,8 @@ class Opened:
                 text += f"; uncompressed for {self.warmup - self.worker.step} steps"
             text += over_port(e)
         if self.nodes is not None:
-            text += f"; between {self.nodes}, inside them {self.sibling.backend}"
+            inside = self.sibling.backend if self.stage.meets.type == "cpu" else dist.get_backend(self.sibling.near)
+            text += f"; between {self.nodes}, inside them {inside}"
         elif self.levels.told:
             text += f"; nodes: off, {self.levels.why}"
         if self.parameters.foreign:

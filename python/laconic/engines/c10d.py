@@ -111,6 +111,7 @@ def _foreign_threads() -> int:
 
 
 _GLANCE = datetime.timedelta(seconds=GLANCE)
+_NAP = 0.00005  # seconds between two looks at what a device does
 _BLINK = 0.0005  # seconds: what a wait takes that need not wait
 _SETTLED = 0.3  # seconds that collectives have to end after their connections
 # Bytes of direct messages that a connection accepts at once. If a sender dies, Gloo does not end the wait for a partly received
@@ -472,6 +473,58 @@ def swap(engine: Engine, arrives: torch.Tensor, sends: torch.Tensor, arriving: l
     """all_to_all of bytes, back to back, of which each rank gets `sent` and sends `arriving`."""
     if arrives.numel() or sends.numel():
         engine.wait(engine._begun_beside(sum(sent) - sent[engine.rank], dist.all_to_all_single, arrives, sends, arriving, sent))
+
+
+def swap_near(group, engine: Engine, arrives: torch.Tensor, sends: torch.Tensor, arriving: list[int], sent: list[int]) -> None:
+    """As `swap`, of tensors on a device, by a group of the same ranks whose backend serves it; on the current stream. `engine` has the timeout and
+    sees who is gone."""
+    batch, work = engine._begin(), None
+    try:
+        work = begin_near(group, arrives, sends, arriving, sent)
+        _wait_near(engine, work)
+    except Exception as error:  # noqa: BLE001  as in Engine.start
+        engine.abandoned = engine.abandoned or (work is not None and not work.is_completed())
+        engine._failed(batch, error)
+    engine._under_way.discard(batch)
+
+
+def begin_near(group, arrives, sends, arriving, sent):
+    """torch's work. RuntimeError if the backend has no such collective."""
+    for tensor in (arrives, sends):
+        lend(tensor)
+    return dist.all_to_all_single(arrives, sends, arriving, sent, group=group, async_op=True)
+
+
+def _wait_near(engine: Engine, work) -> None:
+    """A backend's own wait may not wait for the device (NCCL), or end the process at its timeout."""
+    if engine._faults is not None:
+        if engine._faults.known is not None:
+            raise engine._faults.known
+        engine._faults.begin_waiting()
+    now = time.monotonic()
+    until, look = now + engine.timeout, now + GLANCE
+    while not work.is_completed():
+        time.sleep(_NAP)
+        now = time.monotonic()
+        if now > until:
+            raise RuntimeError("timed out")
+        if now > look:
+            engine.glance()
+            look = now + GLANCE
+    work.wait()
+
+
+def reaches_near(group, engine: Engine, device) -> bool:
+    """Whether all ranks of the group exchange tensors of their devices by it. Collective."""
+    try:
+        arrived, ones = (make(engine.world, dtype=torch.uint8, device=device) for make in (torch.zeros, torch.ones))
+        work = begin_near(group, arrived, ones, [1] * engine.world, [1] * engine.world)
+    except (RuntimeError, ValueError, TypeError, AttributeError):  # as an operation that a backend does not have
+        work = None
+    if not all(engine.gather_bytes(bytes([work is not None]))):
+        return False
+    _wait_near(engine, work)
+    return int(arrived.sum()) == engine.world
 
 
 def broadcast(engine: Engine, values: torch.Tensor, root: int) -> None:

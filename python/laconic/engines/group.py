@@ -211,36 +211,42 @@ _free_siblings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 class Sibling:
     """A group of the same ranks, for one thread; of the same backend, unless another is named. With `nodes` two groups: `group`, of the ranks
-    with this one's place in their nodes, and `inside`, of its node's.
+    with this one's place in their nodes, and `inside`, of its node's; with `near`, the name of a backend, a third: `near`, of its node's as well.
 
     Collective over the group. Siblings are reused after `release`, never destroyed: torch
     derives a local group's name from how many there are, and a name that comes again meets stale addresses.
     """
 
-    def __init__(self, of, meeting: Meeting, *, backend: str | None = None, nodes=None):
+    def __init__(self, of, meeting: Meeting, *, backend: str | None = None, nodes=None, near: str | None = None):
         self.of, self.nodes = of, nodes
         self.backend = self.backend_of(of, backend)
-        self.kind = self.backend, nodes and nodes.ranks
+        self.kind = self.kind_of(of, backend, nodes, near)
         free = _free_siblings.get(of, {})
         fit = [number for number in meeting.free if free[number][0] == self.kind]
         if fit:
             self.number = min(fit)
-            self.group, self.inside = free.pop(self.number)[1]
+            self.group, self.inside, self.near = free.pop(self.number)[1]
         else:
             self.number = meeting.number
             at = addresses.of_gloo(meeting.addresses, dist.get_rank(of)) if self.backend == "gloo" else ""
             with threads.that_wait(), addresses.gloo_at(at):
                 self.group = _new_group(of, self.backend, nodes and nodes.across)
                 self.inside = nodes and _new_group(of, self.backend, nodes.inside)
+                self.near = near and _new_group(of, near, nodes.inside)
 
     @staticmethod
     def backend_of(of, backend: str | None) -> str:
         return backend or _cpu_backend(of)
 
+    @classmethod
+    def kind_of(cls, of, backend: str | None, nodes, near: str | None) -> tuple:
+        """Siblings of the same kind can replace each other."""
+        return cls.backend_of(of, backend), nodes and nodes.ranks, near
+
     def release(self) -> None:
         """For the next attach to the same group. Not after a failed collective: stale messages may be on their way."""
         if self.number is not None:
-            _free_siblings.setdefault(self.of, {})[self.number] = self.kind, (self.group, self.inside)
+            _free_siblings.setdefault(self.of, {})[self.number] = self.kind, (self.group, self.inside, self.near)
 
 
 def _cpu_backend(group) -> str:
@@ -249,6 +255,21 @@ def _cpu_backend(group) -> str:
         return group._get_backend(torch.device("cpu")).name()  # noqa: SLF001
     except (AttributeError, RuntimeError):
         return dist.get_backend(group)
+
+
+def near_backend(group, device: torch.device) -> str | None:
+    """The backend by which the ranks of a node can exchange tensors of their devices; None where they meet on the host: on the CPU, where Gloo alone
+    serves the device, and where new groups are split off one of more ranks, which all of these would have to call."""
+    if device.type == "cpu":
+        return None
+    if dist.get_world_size(group) < dist.get_world_size() and getattr(dist.group.WORLD, "bound_device_id", None) is not None:
+        return None
+    try:
+        served = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
+    except (RuntimeError, ValueError, AttributeError):
+        return None
+    backend = served.get(device.type)
+    return None if backend in ("gloo", "mpi", "undefined") else backend
 
 
 def _new_group(group, backend: str, some=None):

@@ -96,12 +96,12 @@ class SharedLane(Lane):
         self.inside = nodes and Engine(sibling.inside, of=sibling.of, ranks=nodes.inside)
 
     @classmethod
-    def of(cls, group, meeting: Meeting, backend: str | None, nodes=None) -> SharedLane:
+    def of(cls, group, meeting: Meeting, backend: str | None, nodes=None, near: str | None = None) -> SharedLane:
         """Collective over the group if there is none yet. Its caller has joined it."""
         shared = _shared.setdefault(group, {})
-        kind = Sibling.backend_of(group, backend), nodes and nodes.ranks
+        kind = Sibling.kind_of(group, backend, nodes, near)
         fit = [number for number in meeting.shared if number in shared and shared[number].sibling.kind == kind]
-        lane = shared[min(fit)] if fit else cls(Sibling(group, meeting, backend=backend, nodes=nodes))
+        lane = shared[min(fit)] if fit else cls(Sibling(group, meeting, backend=backend, nodes=nodes, near=near))
         if lane.sibling.number is not None:
             shared[lane.sibling.number] = lane
         lane.join()

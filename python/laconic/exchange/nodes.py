@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import re
 import struct
 import threading
@@ -15,7 +16,7 @@ import torch
 
 from ..core import errors
 from ..core.errors import LaconicError
-from ..engines.c10d import swap
+from ..engines.c10d import swap, swap_near
 from ..engines.nodes import Nodes
 from .csession import Layout
 from .driver import ENGINE_FAILED, engine_failed
@@ -65,12 +66,15 @@ class NodeStage:
     """Around another stage: the worker's thread makes a node's mean of each buffer's shards, and collects their means of all nodes.
 
     Bytes move by all_to_all and are added here in rank order, in float32, and rounded once to the buffer's type: no engine's order of
-    additions decides a bit. What it does not have is the other stage's.
+    additions decides a bit. All of that happens where the other stage has the buffers, on the host or on a device: a shard alone goes from there
+    to the session's memory and back. What it does not have is the other stage's.
     """
 
-    def __init__(self, inner, nodes: Nodes, inside, held: list[list[tuple[int, int]]]):
-        """`inside`: the engine of the node's ranks. `held`: (first, count) of every parameter, by shard."""
+    def __init__(self, inner, nodes: Nodes, inside, held: list[list[tuple[int, int]]], near=None):
+        """`inside`: the engine of the node's ranks. `held`: (first, count) of every parameter, by shard. `near`: for a DeviceStage, the ranks' group
+        whose backend serves the device."""
         self._inner, self.nodes, self._inside, self._held = inner, nodes, inside, held
+        self._move = swap if near is None else functools.partial(swap_near, near)
         self._kept: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # layout → _Kept
         self._scratch: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()  # of both: any thread may ask how many bytes they are
@@ -119,7 +123,9 @@ class NodeStage:
             trouble = error
         with self._timed():
             try:
-                self._enter(ticket, trouble is not None)
+                with self._inner.working(ticket):
+                    lost = self._bring(ticket, self._enter(ticket, trouble is not None))
+                    trouble = trouble or lost
             except LaconicError:
                 raise
             except RuntimeError as error:  # no memory: the others wait for what this rank cannot send
@@ -143,11 +149,22 @@ class NodeStage:
         kept = self._of(ticket.layout)
         return kept.shard[: kept.sizes[self.nodes.local]]
 
-    def _enter(self, ticket, absent: bool) -> None:
+    def _bring(self, ticket, mean: torch.Tensor) -> RuntimeError | None:
+        """The mean to the session's memory; or why it did not come. Zeros are there then."""
+        shard = self.means(ticket)
+        try:
+            self._inner.down(mean, shard)
+        except RuntimeError as error:
+            shard.zero_()
+            return error
+        return None
+
+    def _enter(self, ticket, absent: bool) -> torch.Tensor:
+        """The node's mean of this rank's shard, where its ranks meet."""
         kept, size, own = self._of(ticket.layout), self.nodes.size, self._of(ticket.layout).sizes[self.nodes.local]
         dtype = ticket.value.dtype
         if kept.shard is None or kept.shard.dtype != dtype:
-            kept.shard = torch.empty(max(own, 1), dtype=dtype, device="cpu")
+            kept.shard = self._inner.kept_for(ticket.layout, max(own, 1), dtype)
         send = self._buffer("sent", ticket.layout.elements, dtype)
         if absent:
             send.zero_()
@@ -159,25 +176,27 @@ class NodeStage:
         total.copy_(arrived[:own])
         for s in range(1, size):
             total.add_(arrived[s * own : (s + 1) * own])
-        kept.shard[:own].copy_(total.mul_(1.0 / size))
+        return total.mul_(1.0 / size)
 
     def leave(self, ticket) -> None:
-        """The means of all shards, where the gradients were on the host."""
-        with self._timed():
+        """The means of all shards, where the gradients were."""
+        with self._timed(), self._inner.working(ticket):
             kept, size = self._of(ticket.layout), self.nodes.size
             own = kept.sizes[self.nodes.local]
             send = self._buffer("arrived", size * own, kept.shard.dtype)
-            for s in range(size):
-                send[s * own : (s + 1) * own].copy_(kept.shard[:own])
+            self._inner.up(kept.shard[:own], send[:own])
+            for s in range(1, size):
+                send[s * own : (s + 1) * own].copy_(send[:own])
             arrived = self._buffer("sent", ticket.layout.elements, kept.shard.dtype)
             self._swap(arrived, send, kept.sizes, [own] * size)
-            kept.restored(arrived, ticket.host.view(-1))
+            if ticket.host is not None:  # no memory to collect it in
+                kept.restored(arrived, ticket.host.view(-1))
 
     def _buffer(self, name: str, elements: int, dtype) -> torch.Tensor:
         """Memory for one call: longer ones grow it."""
         size = torch.empty(0, dtype=dtype, device="cpu").element_size() * elements
         if name not in self._scratch or self._scratch[name].numel() < size:
-            grown = torch.empty(size, dtype=torch.uint8, device="cpu")
+            grown = torch.empty(size, dtype=torch.uint8, device=self._inner.meets)
             with self._lock:
                 self._scratch[name] = grown
         return self._scratch[name][:size].view(dtype)
@@ -185,7 +204,7 @@ class NodeStage:
     def _swap(self, arrives: torch.Tensor, sends: torch.Tensor, arriving: list[int], sent: list[int]) -> None:
         width, local = sends.element_size(), self.nodes.local
         self.node_bytes += width * (sum(sent) - sent[local])
-        self._within(swap, arrives.view(torch.uint8), sends.view(torch.uint8), [width * n for n in arriving], [width * n for n in sent])
+        self._within(self._move, arrives.view(torch.uint8), sends.view(torch.uint8), [width * n for n in arriving], [width * n for n in sent])
 
     def _within(self, call, *arguments):
         try:

@@ -2,7 +2,7 @@
 """How gradients get to host memory and back: where they lie on the CPU already, or from an accelerator through pinned memory.
 
 The only place that knows streams. `InPlace` and `HostStage` have the same methods, and so has laconic.exchange.nodes.NodeStage, around one of
-them; the worker does not ask which it has.
+them or a `DeviceStage`; the worker does not ask which it has.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def usable_threads(devices: int, ranks: int | None = None) -> int:
 
 
 class Ticket:
-    """A flat buffer on its way to the host and back: `host`, which holds its gradients from `ready` on, and the pieces of the
-    device that it was collected from, each with its first element in `host`."""
+    """A flat buffer on its way to the host and back: `host`, which holds its gradients from `ready` on (of a DeviceStage: on the device), and the
+    pieces of the device that it was collected from, each with its first element in `host`."""
 
     __slots__ = ("error", "event", "host", "kept", "layout", "pieces")
 
     def __init__(self, pieces):
         self.pieces, self.host = pieces, None
         self.kept: Kept | None = None  #: where `host` comes from
-        self.event = None  #: its copy to the host has ended
+        self.event = None  #: its copy to the host has ended, or, of a DeviceStage, its gradients were computed
         self.error: BaseException | None = None  #: it could not be begun
         self.layout = None  #: for a stage that cuts it
 
@@ -110,6 +110,25 @@ class Flat:
 
     def fail(self, error: LaconicError) -> None:
         """The engine has told all ranks."""
+
+    # ---- what a NodeStage around it asks: here the ranks of a node meet on the host ----
+
+    meets = torch.device("cpu")  #: where they do
+
+    def working(self, ticket: Ticket | None = None):
+        """The context of operations on a ticket's buffer."""
+        return contextlib.nullcontext()
+
+    def kept_for(self, layout, elements: int, dtype) -> torch.Tensor:
+        """Host memory of a layout, for what is exchanged of it."""
+        return torch.empty(elements, dtype=dtype, device="cpu")
+
+    def down(self, values: torch.Tensor, host: torch.Tensor) -> None:
+        """Returns when `values` are in host memory, in its type. RuntimeError if they did not come."""
+        host.copy_(values)
+
+    def up(self, host: torch.Tensor, values: torch.Tensor) -> None:
+        values.copy_(host)
 
 
 class InPlace(Flat):
@@ -274,6 +293,61 @@ class HostStage(Flat):
 
 
 _abandoned: list[Kept] = []
+
+
+class DeviceStage(HostStage):
+    """For a NodeStage: the ranks of a node meet on the accelerator. A ticket's `host` is there; only what a rank exchanges of it is copied to
+    the host and back. All of it is done on one stream, by the worker, after `ready`, which waits until the gradients are computed."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self.meets = device
+
+    def fetch(self, layout, pieces) -> Ticket:
+        """Copies nothing, unless the buffer has to be collected from pieces."""
+        ticket = Ticket(pieces)
+        with _kept_for(ticket):
+            if ticket.value.numel() == layout.elements:
+                ticket.host = ticket.value
+            else:
+                ticket.host = torch.empty(layout.elements, dtype=ticket.value.dtype, device=self.device)
+                for at, piece in pieces:
+                    ticket.host[at : at + piece.numel()] = piece
+            ticket.event = torch.accelerator.current_stream(self.device).record_event()
+        return ticket
+
+    @contextlib.contextmanager
+    def working(self, ticket: Ticket | None = None):
+        with _on(self._down):
+            if ticket is not None and ticket.host is not None:
+                for tensor in {ticket.host, *(piece for _, piece in ticket.pieces)}:
+                    tensor.record_stream(self._down)
+            yield
+
+    def kept_for(self, layout, elements: int, dtype) -> torch.Tensor:
+        kept = Kept(self._pinned(elements, dtype))
+        with self._lock:
+            self._buffers[layout] = kept
+        return kept.host
+
+    def down(self, values: torch.Tensor, host: torch.Tensor) -> None:
+        since = time.perf_counter()
+        host.copy_(values.to(host.dtype), non_blocking=True)
+        self._down.record_event().synchronize()
+        self._down_bytes += host.numel() * host.element_size()
+        self.copy_seconds += time.perf_counter() - since
+
+    def up(self, host: torch.Tensor, values: torch.Tensor) -> None:
+        values.copy_(host, non_blocking=True)
+        self._up_bytes += host.numel() * host.element_size()
+
+    def deliver(self, ticket: Ticket, future, error: BaseException | None = None) -> None:
+        """The means are in `host`, or on their way there: the future's own events are ordered after that."""
+        with _on(self._down):  # where means come back
+            if error is None and ticket.host is not ticket.value:
+                for at, piece in ticket.pieces:
+                    piece.copy_(ticket.host[at : at + piece.numel()], non_blocking=True)
+            future.set_result(error or ticket.value)
 
 
 class Later:
