@@ -216,6 +216,24 @@ def test_late_ranks_are_named_in_a_line(comes, tmp_path):
         assert [ended for ended, _ in outcomes] == ["attached"] * 3
 
 
+def test_rank_that_comes_at_the_timeout_is_there():
+    """A wait of the store may time out while the last key arrives."""
+    from laconic.engines import group as groups
+
+    waits = []
+
+    class Store:
+        def wait(self, keys, timeout):
+            waits.append(keys)
+            raise dist.DistStoreError("wait timeout")
+
+        def check(self, keys):
+            return True
+
+    groups._wait(Store(), {0: "a", 1: "b"}, 0, 100.0)
+    assert waits == [["a", "b"]]
+
+
 def test_documented_stats_keys_exist(pools):
     """docs/guide/pytorch.md has a row for each."""
     import re

@@ -163,17 +163,24 @@ def _wait(store, keys: dict[int, str], rank: int, timeout: float) -> None:
     """`keys`: by rank. RuntimeError if a key is missing at the timeout. A rank may load data for minutes, but after one minute the lowest rank that
     is here logs the missing ranks."""
     begin = time.monotonic()
+    error, absent = _absent(store, keys, min(NAMED_AFTER, timeout))
+    left = timeout - (time.monotonic() - begin)
+    if absent and rank not in absent and left > 0:
+        if rank == min(set(keys).difference(absent)):
+            environment.say(f"waiting for rank {listed(absent)} to attach; the other ranks wait for at most {left:.0f} s more",
+                            logging.WARNING)
+        error, absent = _absent(store, keys, left)
+    if absent:
+        raise error
+
+
+def _absent(store, keys: dict[int, str], seconds: float) -> tuple[RuntimeError | None, list[int]]:
+    """The ranks whose key is missing after this time, and the store's error."""
     try:
-        return store.wait(list(keys.values()), datetime.timedelta(seconds=min(NAMED_AFTER, timeout)))
-    except RuntimeError:
-        absent = [r for r, key in keys.items() if not _holds(store, key)]
-        left = timeout - (time.monotonic() - begin)
-        if not absent or rank in absent or left <= 0:
-            raise
-    if rank == min(set(keys).difference(absent)):
-        environment.say(f"waiting for rank {listed(absent)} to attach; the other ranks wait for at most {left:.0f} s more",
-                        logging.WARNING)
-    store.wait(list(keys.values()), datetime.timedelta(seconds=left))
+        store.wait(list(keys.values()), datetime.timedelta(seconds=seconds))
+    except RuntimeError as error:
+        return error, [r for r, key in keys.items() if not _holds(store, key)]  # none: the last one came at the timeout
+    return None, []
 
 
 def _nobody_came(store, keys, rank, timeout, error) -> LaconicError:
