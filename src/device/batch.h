@@ -13,8 +13,7 @@
 
 namespace laconic::device {
 
-/// What encode finds out about a unit; zeros before it. Largest absolute bits: infinity and NaN are
-/// on top.
+/// Results of encode for a unit; zeros before it. Largest absolute bits: infinity and NaN are on top.
 struct Measured {
   uint32_t values = 0;    ///< of x
   uint32_t residual = 0;  ///< of e
@@ -23,7 +22,7 @@ struct Measured {
   uint64_t bytes = 0;  ///< of the payload
 };
 
-/// What becomes of a unit.
+/// Outcome of encode for a unit.
 enum class Verdict : uint8_t {
   payload,
   zero,     ///< the gradient is: nothing is sent, the residual stays
@@ -40,6 +39,16 @@ template <class Fits>
   if (fits(residual ? m.sum : m.values)) return Verdict::payload;
   return residual && m.values <= limit && m.residual > limit ? Verdict::reset : Verdict::refused;
 }
+
+[[nodiscard]] LACONIC_HOST_DEVICE constexpr bool gives_payload(Verdict verdict) {
+  return verdict == Verdict::payload || verdict == Verdict::reset;
+}
+
+/// The `fits` of codecs that take any number up to Plan::largest_input.
+struct UpTo {
+  uint32_t limit = 0;  ///< bits
+  LACONIC_HOST_DEVICE bool operator()(uint32_t bits) const { return bits <= limit; }
+};
 
 struct EncodeRow {
   const void* values = nullptr;  ///< of `dtype`: f32, f16 or bf16
@@ -101,6 +110,17 @@ struct DecodeBatch {
   uint64_t tiles = 0;
 };
 
+/// A block's elements, of its unit.
+struct Range {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+template <class Row>
+[[nodiscard]] LACONIC_HOST_DEVICE Range range_of(const Row& row, uint64_t block, uint64_t tile) {
+  const uint64_t begin = (block - row.first_tile) * tile;
+  return {begin, begin + tile < row.count ? begin + tile : row.count};
+}
+
 /// Element i of a gradient.
 template <class B>
 [[nodiscard]] LACONIC_DEVICE float gradient_at(B& b, const EncodeRow& row, uint64_t i) {
@@ -109,7 +129,7 @@ template <class B>
   return row.dtype == DType::f16 ? f16_to_float(half) : bf16_to_float(half);
 }
 
-/// What is encoded: the gradient, with the residual or, after a reset, with a zero one.
+/// Element i of the codec's input: the gradient, with the residual or, after a reset, with a zero one.
 template <class B>
 [[nodiscard]] LACONIC_DEVICE float input_at(B& b, const EncodeRow& row, uint64_t i, bool reset) {
   const float x = gradient_at(b, row, i);
@@ -117,7 +137,7 @@ template <class B>
   return (reset ? 0.0F : b.read(row.residual, i)) + x;
 }
 
-/// What Measure has found, without `bytes`.
+/// Results of Measure, without `bytes`.
 template <class B>
 [[nodiscard]] LACONIC_DEVICE Measured measured_of(B& b, const EncodeRow& row) {
   return {b.read(&row.measured->values, 0), b.read(&row.measured->residual, 0),
@@ -126,6 +146,17 @@ template <class B>
 
 [[nodiscard]] LACONIC_HOST_DEVICE constexpr uint32_t absolute_bits(float x) {
   return float_bits(x) & 0x7FFFFFFFU;
+}
+
+/// Measured::values, for kernels that do without Measure. `most`: every thread's largest bits; it is
+/// used up.
+template <class B>
+LACONIC_DEVICE void raise_values(B& b, const EncodeRow& row, PerThread<B, uint32_t>& most,
+                                 Cells<B, uint32_t, kWarps>& cells) {
+  const uint32_t of_block = block_max(b, most, cells);
+  b.alone([&](uint32_t t) {
+    if (t == 0) b.raise(&row.measured->values, of_block);
+  });
 }
 
 }  // namespace laconic::device

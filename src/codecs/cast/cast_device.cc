@@ -24,8 +24,7 @@ void encode_units(const void* params, const device::EncodeBatch& batch, device::
 /// Without a residual NaN and infinity travel as what they are.
 device::Verdict decide(const void*, const device::Measured& measured, bool residual,
                        uint32_t limit) {
-  return device::verdict_of(measured, residual, limit,
-                            kernels::CastEncode::Fits{residual ? limit : UINT32_MAX});
+  return device::verdict_of(measured, residual, limit, device::UpTo{residual ? limit : UINT32_MAX});
 }
 
 void check_payloads(const void*, const device::CheckBatch& batch, device::Queue& queue) {

@@ -24,7 +24,7 @@ void encode_units(const void* params, const device::EncodeBatch& batch, device::
 
 device::Verdict decide(const void*, const device::Measured& measured, bool residual,
                        uint32_t limit) {
-  return device::verdict_of(measured, residual, limit, kernels::Int8Encode::Fits{limit});
+  return device::verdict_of(measured, residual, limit, device::UpTo{limit});
 }
 
 void check_payloads(const void* params, const device::CheckBatch& batch, device::Queue& queue) {

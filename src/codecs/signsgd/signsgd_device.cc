@@ -13,8 +13,7 @@ void encode_units(const void*, const device::EncodeBatch& batch, device::Queue& 
 
 device::Verdict decide(const void*, const device::Measured& measured, bool residual,
                        uint32_t limit) {
-  return device::verdict_of(measured, residual, limit,
-                            [&](uint32_t bits) { return bits <= limit; });
+  return device::verdict_of(measured, residual, limit, device::UpTo{limit});
 }
 
 void check_payloads(const void*, const device::CheckBatch& batch, device::Queue& queue) {

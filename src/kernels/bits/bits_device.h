@@ -24,13 +24,12 @@ struct SignEncode {
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>& shared, const Args& args) {
     const device::EncodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
-    const uint64_t begin = (b.index() - row.first_tile) * kSignTile;
-    const uint64_t end = begin + kSignTile < row.count ? begin + kSignTile : row.count;
+    const device::Range own = device::range_of(row, b.index(), kSignTile);
     device::PerThread<B, uint32_t> most(b);
     b.alone([&](uint32_t t) {
-      for (uint64_t i = begin + 8 * t; i < end; i += uint64_t{8} * device::kThreads) {
+      for (uint64_t i = own.begin + 8 * t; i < own.end; i += uint64_t{8} * device::kThreads) {
         uint32_t byte = 0;
-        for (uint32_t k = 0; k < 8 && i + k < end; ++k) {
+        for (uint32_t k = 0; k < 8 && i + k < own.end; ++k) {
           const float x = device::gradient_at(b, row, i + k);
           most[t] = device::Max{}(most[t], device::absolute_bits(x));
           byte |= static_cast<uint32_t>(x >= 0) << k;
@@ -38,10 +37,7 @@ struct SignEncode {
         b.write(row.out, i / 8, static_cast<uint8_t>(byte));
       }
     });
-    const uint32_t of_tile = device::block_max(b, most, shared.cells);
-    b.alone([&](uint32_t t) {
-      if (t == 0) b.raise(&row.measured->values, of_tile);
-    });
+    device::raise_values(b, row, most, shared.cells);
   }
 };
 
@@ -78,10 +74,9 @@ struct SignDecode {
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>&, const Args& args) {
     const device::DecodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
-    const uint64_t begin = (b.index() - row.first_tile) * kSignTile;
-    const uint64_t end = begin + kSignTile < row.count ? begin + kSignTile : row.count;
+    const device::Range own = device::range_of(row, b.index(), kSignTile);
     b.alone([&](uint32_t t) {
-      sum_terms(b, row, begin, end, t, [&](const uint8_t* payload, uint64_t i) {
+      sum_terms(b, row, own, t, [&](const uint8_t* payload, uint64_t i) {
         return (b.read(payload, i / 8) >> (i % 8) & 1) != 0 ? 1.0F : -1.0F;
       });
     });
@@ -98,10 +93,9 @@ struct SignVotes {
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>&, const Args& args) {
     const device::DecodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
-    const uint64_t begin = (b.index() - row.first_tile) * kSignTile;
-    const uint64_t end = begin + kSignTile < row.count ? begin + kSignTile : row.count;
+    const device::Range own = device::range_of(row, b.index(), kSignTile);
     b.alone([&](uint32_t t) {
-      for (uint64_t i = begin + t; i < end; i += device::kThreads)
+      for (uint64_t i = own.begin + t; i < own.end; i += device::kThreads)
         b.write(row.values, i, b.read(row.values, i) >= 0 ? 1.0F : -1.0F);
     });
   }

@@ -28,26 +28,20 @@ struct CastEncode {
     device::Cells<B, uint32_t, device::kWarps> cells;
   };
 
-  struct Fits {
-    uint32_t limit = 0;
-    LACONIC_HOST_DEVICE bool operator()(uint32_t bits) const { return bits <= limit; }
-  };
-
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>& shared, const Args& args) {
     const device::EncodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
     bool reset = false;
     if (!args.measure) {
       const auto verdict =
-          device::verdict_of(device::measured_of(b, row), true, row.limit, Fits{row.limit});
-      if (verdict == device::Verdict::zero || verdict == device::Verdict::refused) return;
+          device::verdict_of(device::measured_of(b, row), true, row.limit, device::UpTo{row.limit});
+      if (!device::gives_payload(verdict)) return;
       reset = verdict == device::Verdict::reset;
     }
-    const uint64_t begin = (b.index() - row.first_tile) * kCastTile;
-    const uint64_t end = begin + kCastTile < row.count ? begin + kCastTile : row.count;
+    const device::Range own = device::range_of(row, b.index(), kCastTile);
     device::PerThread<B, uint32_t> most(b);
     b.alone([&](uint32_t t) {
-      for (uint64_t i = begin + t; i < end; i += device::kThreads) {
+      for (uint64_t i = own.begin + t; i < own.end; i += device::kThreads) {
         const float a = device::input_at(b, row, i, reset);
         most[t] = device::Max{}(most[t], device::absolute_bits(a));
         const uint16_t code = args.format.half ? encode_f16(row.prescale, a, args.format.saturate)
@@ -60,10 +54,7 @@ struct CastEncode {
       }
     });
     if (!args.measure) return;
-    const uint32_t of_tile = device::block_max(b, most, shared.cells);
-    b.alone([&](uint32_t t) {
-      if (t == 0) b.raise(&row.measured->values, of_tile);
-    });
+    device::raise_values(b, row, most, shared.cells);
   }
 };
 
@@ -79,10 +70,9 @@ struct CastDecode {
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>&, const Args& args) {
     const device::DecodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
-    const uint64_t begin = (b.index() - row.first_tile) * kCastTile;
-    const uint64_t end = begin + kCastTile < row.count ? begin + kCastTile : row.count;
+    const device::Range own = device::range_of(row, b.index(), kCastTile);
     b.alone([&](uint32_t t) {
-      sum_terms(b, row, begin, end, t, [&](const uint8_t* payload, uint64_t i) {
+      sum_terms(b, row, own, t, [&](const uint8_t* payload, uint64_t i) {
         const auto code = b.template load<uint16_t>(payload, 2 * i);
         return args.half ? f16_to_float(code) : bf16_to_float(code);
       });

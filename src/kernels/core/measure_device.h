@@ -23,13 +23,11 @@ struct Measure {
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>& shared, const Args& args) {
     const device::EncodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
-    const uint64_t tile = b.index() - row.first_tile;
-    const uint64_t begin = tile * args.tile;
-    const uint64_t end = begin + args.tile < row.count ? begin + args.tile : row.count;
+    const device::Range own = device::range_of(row, b.index(), args.tile);
     device::PerThread<B, uint32_t> values(b), residual(b), sum(b);
     b.alone([&](uint32_t t) {
       const device::Max max;
-      for (uint64_t i = begin + t; i < end; i += device::kThreads) {
+      for (uint64_t i = own.begin + t; i < own.end; i += device::kThreads) {
         const float x = device::gradient_at(b, row, i);
         values[t] = max(values[t], device::absolute_bits(x));
         if (row.residual == nullptr) continue;
@@ -49,6 +47,7 @@ struct Measure {
       b.raise(&row.measured->residual, of_residual);
       b.raise(&row.measured->sum, of_sum);
       if (!args.per_tile) return;
+      const uint64_t tile = b.index() - row.first_tile;
       b.write(reinterpret_cast<uint32_t*>(row.scratch), 2 * tile, of_values);
       b.write(reinterpret_cast<uint32_t*>(row.scratch), 2 * tile + 1, of_sum);
     });

@@ -9,9 +9,9 @@ namespace laconic::kernels {
 
 /// A thread's elements of a tile: `decode(payload, i)` gives element i of one.
 template <class B, class Decode>
-LACONIC_DEVICE void sum_terms(B& b, const device::DecodeRow& row, uint64_t begin, uint64_t end,
-                              uint32_t t, Decode decode) {
-  for (uint64_t i = begin + t; i < end; i += device::kThreads) {
+LACONIC_DEVICE void sum_terms(B& b, const device::DecodeRow& row, device::Range own, uint32_t t,
+                              Decode decode) {
+  for (uint64_t i = own.begin + t; i < own.end; i += device::kThreads) {
     float sum = row.add ? b.read(row.values, i) : 0.0F;
     for (uint32_t k = 0; k < device::kTerms; ++k) {  // unrolled: the row stays in registers
       if (k >= row.terms) break;

@@ -30,34 +30,26 @@ struct Int8Encode {
     device::Cells<B, uint32_t, device::kWarps> cells;
   };
 
-  /// Whether numbers of up to `bits` are encoded.
-  struct Fits {
-    uint32_t limit = 0;
-    LACONIC_HOST_DEVICE bool operator()(uint32_t bits) const { return bits <= limit; }
-  };
-
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>& shared, const Args& args) {
     const device::EncodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
     bool reset = false;
     if (!args.measure) {
       const auto verdict =
-          device::verdict_of(device::measured_of(b, row), true, row.limit, Fits{row.limit});
-      if (verdict == device::Verdict::zero || verdict == device::Verdict::refused) return;
+          device::verdict_of(device::measured_of(b, row), true, row.limit, device::UpTo{row.limit});
+      if (!device::gives_payload(verdict)) return;
       reset = verdict == device::Verdict::reset;
     }
-    const uint64_t tile = int8_tile(args.block);
-    const uint64_t begin = (b.index() - row.first_tile) * tile;
-    const uint64_t end = begin + tile < row.count ? begin + tile : row.count;
+    const device::Range own = device::range_of(row, b.index(), int8_tile(args.block));
     // Lanes of a block's elements: a warp, or all threads.
     const uint32_t lanes = args.block > kWarpBlock ? device::kThreads : device::kWarp;
     const uint32_t together = device::kThreads / lanes;
     device::PerThread<B, uint32_t> most(b), tile_most(b);
-    for (uint64_t first = begin; first < end; first += uint64_t{together} * args.block) {
+    for (uint64_t first = own.begin; first < own.end; first += uint64_t{together} * args.block) {
       b.alone([&](uint32_t t) {
         const uint64_t from = first + uint64_t{t / lanes} * args.block;
         most[t] = 0;
-        for (uint64_t i = from + t % lanes; i < from + args.block && i < end; i += lanes)
+        for (uint64_t i = from + t % lanes; i < from + args.block && i < own.end; i += lanes)
           most[t] =
               device::Max{}(most[t], device::absolute_bits(device::input_at(b, row, i, reset)));
         tile_most[t] = device::Max{}(tile_most[t], most[t]);
@@ -70,16 +62,13 @@ struct Int8Encode {
       }
       b.alone([&](uint32_t t) {
         const uint64_t from = first + uint64_t{t / lanes} * args.block;
-        if (from >= end) return;
-        write_block(b, row, args, from, from + args.block < end ? from + args.block : end,
+        if (from >= own.end) return;
+        write_block(b, row, args, from, from + args.block < own.end ? from + args.block : own.end,
                     t % lanes, lanes, together > 1 ? most[t] : of_all, reset);
       });
     }
     if (!args.measure) return;
-    const uint32_t of_tile = device::block_max(b, tile_most, shared.cells);
-    b.alone([&](uint32_t t) {
-      if (t == 0) b.raise(&row.measured->values, of_tile);
-    });
+    device::raise_values(b, row, tile_most, shared.cells);
   }
 
  private:
@@ -129,12 +118,10 @@ struct Int8Check {
       });
       return;
     }
-    const uint64_t tile = int8_tile(args.block);
-    const uint64_t begin = (b.index() - row.first_tile) * tile;
-    const uint64_t end = begin + tile < row.count ? begin + tile : row.count;
+    const device::Range own = device::range_of(row, b.index(), int8_tile(args.block));
     b.alone([&](uint32_t t) {
       bool bad = false;
-      for (uint64_t i = begin + t; i < end; i += device::kThreads) {
+      for (uint64_t i = own.begin + t; i < own.end; i += device::kThreads) {
         if (i % args.block == 0)  // compares bits, so that NaN and all negative values are larger
           bad = bad || b.template load<uint32_t>(row.payload, i / args.block * sizeof(float)) >
                            args.largest_scale;
@@ -157,12 +144,10 @@ struct Int8Decode {
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>&, const Args& args) {
     const device::DecodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
-    const uint64_t tile = int8_tile(args.block);
-    const uint64_t begin = (b.index() - row.first_tile) * tile;
-    const uint64_t end = begin + tile < row.count ? begin + tile : row.count;
+    const device::Range own = device::range_of(row, b.index(), int8_tile(args.block));
     const uint64_t codes = (row.count + args.block - 1) / args.block * sizeof(float);
     b.alone([&](uint32_t t) {
-      sum_terms(b, row, begin, end, t, [&](const uint8_t* payload, uint64_t i) {
+      sum_terms(b, row, own, t, [&](const uint8_t* payload, uint64_t i) {
         const auto scale = b.template load<float>(payload, i / args.block * sizeof(float));
         return int8_value(b.template load<int8_t>(payload, codes + i), scale);
       });

@@ -33,7 +33,7 @@ struct ThreeLcPart {
   uint64_t first_tile = 0;  ///< within the unit
   uint64_t tiles = 0;
 
-  /// Of tile `tile`, whose first column is the part's column `begin`.
+  /// The columns of a tile, the first of which is the part's column `begin`.
   struct Stretch {
     uint64_t begin = 0;
     uint32_t columns = 0;
@@ -95,7 +95,7 @@ struct ThreeLcCoded {
   uint32_t tail = 0;
   uint32_t reserved = 0;
 };
-/// Where the run that is open before a tile begins in the payload, and how long it is already.
+/// The run that is open before a tile: its place in the payload, and its length so far.
 struct ThreeLcPlace {
   uint64_t run_at = 0;
   uint64_t run = 0;
@@ -138,9 +138,6 @@ template <class B>
   return device::verdict_of(device::measured_of(b, row), row.residual != nullptr, row.limit,
                             ThreeLcFits{s});
 }
-[[nodiscard]] LACONIC_HOST_DEVICE inline bool gives_payload(device::Verdict verdict) {
-  return verdict == device::Verdict::payload || verdict == device::Verdict::reset;
-}
 
 /// Digits of a tile, residuals, and the tile's code.
 struct ThreeLcPack {
@@ -160,7 +157,7 @@ struct ThreeLcPack {
   LACONIC_DEVICE static void run(B& b, Shared<B>& shared, const Args& args) {
     const device::EncodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
     const auto verdict = threelc_verdict(b, row, args.format.s);
-    if (!gives_payload(verdict)) return;
+    if (!device::gives_payload(verdict)) return;
     const bool reset = verdict == device::Verdict::reset;
     const uint64_t tile = b.index() - row.first_tile;
     const ThreeLcPart part = threelc_part(args.format, row.count, tile);
@@ -224,7 +221,7 @@ struct ThreeLcPack {
     return static_cast<uint8_t>(byte);
   }
 
-  /// What byte i adds to the body, if anything: a run of zeros adds its codes where each ends.
+  /// The code that byte i adds to the body, if any: a run of zeros adds its codes where each ends.
   /// `start`: where the run of zeros that i may belong to begins.
   struct Code {
     bool any = false;
@@ -276,7 +273,7 @@ struct ThreeLcPack {
   }
 };
 
-/// Where the runs and bodies of tiles go: a block per unit.
+/// Places of the runs and bodies of tiles: a block per unit.
 struct ThreeLcJoin {
   static constexpr const char* name = "laconic_ThreeLcJoin";
   using Args = ThreeLcPack::Args;
@@ -288,7 +285,7 @@ struct ThreeLcJoin {
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>& shared, const Args& args) {
     const device::EncodeRow row = b.read(args.batch.rows, b.index());
-    if (row.count == 0 || !gives_payload(threelc_verdict(b, row, args.format.s))) return;
+    if (row.count == 0 || !device::gives_payload(threelc_verdict(b, row, args.format.s))) return;
     const ThreeLcScratch scratch{row.scratch, threelc_tiles(row.count)};
     // Zero bytes at tiles' ends so far; how many of them were before the open run; payload bytes.
     uint64_t zeros = 0, closed = 0, made = 0;
@@ -352,7 +349,7 @@ struct ThreeLcPut {
   template <class B>
   LACONIC_DEVICE static void run(B& b, Shared<B>&, const Args& args) {
     const device::EncodeRow row = device::row_of(b, args.batch.rows, args.batch.units, b.index());
-    if (!gives_payload(threelc_verdict(b, row, args.format.s))) return;
+    if (!device::gives_payload(threelc_verdict(b, row, args.format.s))) return;
     const uint64_t tile = b.index() - row.first_tile;
     const ThreeLcPart part = threelc_part(args.format, row.count, tile);
     const ThreeLcScratch scratch{row.scratch, threelc_tiles(row.count)};
