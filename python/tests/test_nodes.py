@@ -28,6 +28,7 @@ from ranks import Ranks  # noqa: E402
 import laconic  # noqa: E402
 from laconic import LaconicError  # noqa: E402
 from laconic.core import environment  # noqa: E402
+from laconic.engines import hosts  # noqa: E402
 from laconic.engines.nodes import asked, seated  # noqa: E402
 from laconic.exchange import nodes as two_levels  # noqa: E402
 from laconic.exchange.csession import CSession, Layout  # noqa: E402
@@ -41,7 +42,7 @@ WEEKLY = os.environ.get("TEST_TIER") == "weekly"
 
 # ---- who is where ----
 
-@pytest.mark.parametrize(("wish", "places", "ranks", "why"), [
+@pytest.mark.parametrize(("setting", "places", "ranks", "why"), [
     ("on", "aabb", ((0, 1), (2, 3)), "requested"),
     ("on", "abab", ((0, 2), (1, 3)), "requested"),
     ("on", "bbaacc", ((0, 1), (2, 3), (4, 5)), "requested"),
@@ -55,9 +56,9 @@ WEEKLY = os.environ.get("TEST_TIER") == "weekly"
     ("4", "aabb", None, "all ranks are on one host"),
     ("1", "aabb", None, "each host has one rank"),
 ])
-def test_places_with_equal_ranks_are_nodes(wish, places, ranks, why):
+def test_places_with_equal_ranks_are_nodes(setting, places, ranks, why):
     for rank in range(len(places)):
-        nodes, told = seated(wish, list(places), rank, places.upper())
+        nodes, told = seated(setting, list(places), rank, places.upper())
         assert (nodes and nodes.ranks, told) == (ranks, why)
         if nodes is not None:
             assert nodes.inside[nodes.local] == rank and rank in nodes.across and len(nodes.across) == nodes.count
@@ -225,13 +226,16 @@ def test_rank_keeps_residuals_of_its_shard_and_sends_its_shard(pools):
 
 def _on_hosts(letters, nodes, spec="int8", **options):
     place, uname, host = environment.place, os.uname, letters[dist.get_rank()]
-    environment.place, os.uname = lambda: host, lambda: SimpleNamespace(nodename=host.upper())
+    environment.place = hosts.place = lambda: host
+    os.uname = lambda: SimpleNamespace(nodename=host.upper())
     try:
         ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options={"nodes": nodes, **options})
     finally:
-        environment.place, os.uname = place, uname
+        environment.place = hosts.place = place
+        os.uname = uname
     training.step_once(ddp, optimizer, dist.get_rank(), 0)
-    found = handle.explain()["nodes"], handle.describe(), training.digest(ddp)
+    explained = handle.explain()
+    found = {**explained["nodes"], "port": explained["port"], "stats": handle.stats()}, handle.describe(), training.digest(ddp)
     handle.close()
     return found
 
@@ -251,6 +255,15 @@ def test_ranks_of_a_host_are_a_node_where_that_pays(pools, letters, nodes, spec,
     for explained, described, _ in results:
         assert said in described and (explained["count"] is None) == ("between" not in said)
         assert said or ("nodes" not in described and explained["why"] in ("nothing is compressed", "all ranks are on one host"))
+
+
+def test_port_of_nodes_is_held_against_ring_of_all_ranks(pools):
+    (two, _, _), *_ = pools(4).run(_on_hosts, letters="aabb", nodes="on", spec="int8", seconds=60)
+    (flat, _, _), *_ = pools(4).run(_on_hosts, letters="aabb", nodes="off", spec="int8", seconds=60)
+    assert two["port"]["ring_bytes"] == pytest.approx(flat["port"]["ring_bytes"], rel=0.01)
+    assert two["stats"]["port_bytes"] == 2 * two["stats"]["wire_bytes"] < flat["stats"]["port_bytes"]
+    for found in (two, flat):  # in one step; shards differ a little in size
+        assert found["stats"]["port_ratio"] == pytest.approx(found["port"]["ring_bytes"] / found["stats"]["port_bytes"], rel=0.15)
 
 
 def _whole(servers):
@@ -498,7 +511,7 @@ def test_resumed_run_has_the_bits_of_one_that_went_on(pools, spec):
 # ---- faults ----
 
 class Account:
-    """What a rank has before and after a step that fails: gradients, residuals, and what its buckets hold."""
+    """A rank's gradients, residuals and buckets before and after a step that fails."""
 
     def __init__(self, ddp, handle):
         self._handle, self._buckets = handle, []
@@ -691,7 +704,7 @@ def _dies(victim, phase, sign, device="cpu"):
 
 
 def _keeps_all(node, shard, untold):
-    """What a node has brought of a shard whose exchange was not answered is in its residuals. `untold`: or it did not leave its buckets."""
+    """A shard's gradients whose exchange was not answered are in its residuals. `untold`: or they did not leave their buckets."""
     for name, (first, count) in node[shard]["held"].items():
         if f"residual/{name}" in node[shard]["before"] and count:
             brought = []

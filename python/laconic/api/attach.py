@@ -248,7 +248,7 @@ def _refused_nodes(nodes) -> LaconicError | None:
 
 
 def _levels_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):
-    """Of a wrapper's group; the same on all ranks."""
+    """The levels of a wrapper's group; the same on all ranks."""
     import torch.distributed as dist
 
     from ..engines.group import Meeting
@@ -277,4 +277,4 @@ def _levels_for(group, meeting, wrapper, stage, asked: Options, servers: ServerO
             return Levels(nodes, "requested")
     if not auto and why not in (ONE_HOST, ONE_RANK_EACH):
         raise errors.error("unsupported", f"nodes={setting}: {why}", "leave nodes out")
-    return Levels(why=why, told=not auto or why not in (ONE_HOST, ONE_RANK_EACH, NOTHING))
+    return Levels(why=why, announced=not auto or why not in (ONE_HOST, ONE_RANK_EACH, NOTHING))

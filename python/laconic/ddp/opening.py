@@ -177,7 +177,7 @@ class Opened:
         port = explained["port"]
         if port is None or self.nodes is None:
             return port
-        return {"ranks": self.nodes.size, **{key: self.nodes.size * port[key] for key in ("bytes", "ring_bytes")}}
+        return {"ranks": self.nodes.size, "bytes": self.nodes.size * port["bytes"], "ring_bytes": self.nodes.ring(port["ring_bytes"])}
 
     def _explained_nodes(self) -> dict:
         nodes = self.nodes
@@ -213,7 +213,7 @@ class Opened:
         if self.nodes is not None:
             inside = self.sibling.backend if self.stage.meets.type == "cpu" else dist.get_backend(self.sibling.near)
             text += f"; between {self.nodes}, inside them {inside}"
-        elif self.levels.told:
+        elif self.levels.announced:
             text += f"; nodes: off, {self.levels.why}"
         if self.parameters.foreign:
             named = names.shorten(f"{name} ({reason})" for name, _, reason in self.parameters.foreign)

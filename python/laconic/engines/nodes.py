@@ -73,17 +73,21 @@ class Nodes:
         """Those with the same place, by node."""
         return tuple(ranks[self.local] for ranks in self.ranks)
 
+    def ring(self, bytes_of_shard: int) -> int:
+        """Bytes that a float32 ring of all ranks sends out of a host. bytes_of_shard: those of each rank in a ring of one shard's ranks."""
+        return bytes_of_shard * (self.count * self.size - 1) // (self.count - 1)
+
     def __str__(self) -> str:
         return f"{self.count} nodes of {self.size} ranks"
 
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """Two levels, or none (`nodes` is None). `why`: the reason; `told`: the start line has it."""
+    """Two levels, or none (`nodes` is None). `why`: the reason; `announced`: the start line has it."""
 
     nodes: Nodes | None = None
     why: str = ""
-    told: bool = False
+    announced: bool = False
 
 
 FLAT = Levels()

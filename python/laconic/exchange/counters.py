@@ -58,18 +58,20 @@ class Counters:
             self._dense += dense
             self._bytes += size
 
-    def add_to(self, stats: dict, world: int, one_host: bool) -> None:
-        """To those of the session."""
+    def add_to(self, stats: dict, world: int, nodes, one_host: bool) -> None:
+        """To those of the session, which are a shard's with `nodes`."""
         with self._lock:
+            dense, sent = (2 * (world - 1) * size // world for size in (self._dense, self._bytes))
+            ring = (stats["dense_bytes"] if nodes is None else nodes.ring(stats["dense_bytes"])) + dense
             stats["elements"] += self._elements
             stats["rounds"] += self._rounds
-            stats["dense_bytes"] += self._dense * 2 * (world - 1) // world
-            stats["wire_bytes"] += self._bytes * 2 * (world - 1) // world
+            stats["dense_bytes"] += dense
+            stats["wire_bytes"] += sent
             stats["steps"] = max(stats["steps"], self.steps)
             stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else stats["ratio"]
             if not one_host:  # a ring passes a port once
-                stats["port_bytes"] += self._bytes * 2 * (world - 1) // world
-                stats["port_ratio"] = stats["dense_bytes"] / stats["port_bytes"] if stats["port_bytes"] else None
+                stats["port_bytes"] = sent + stats["port_bytes"] * (1 if nodes is None else nodes.size)
+                stats["port_ratio"] = ring / stats["port_bytes"] if stats["port_bytes"] else None
             stats.update(queue_seconds=self.queue, backward_wait_seconds=self.backward_wait)
 
 
@@ -108,7 +110,7 @@ class Reports:
 
     def look(self) -> dict:
         engine, stage, stats = self._driver.table.engine, self._stage, self._driver.stats()
-        self._counters.add_to(stats, self._session.world, self._one_host)
+        self._counters.add_to(stats, self._session.world, stage.nodes, self._one_host)
         if isinstance(engine, AggregatingEngine):
             stats.update(engine.stats())
         stats.update(scales_ignored=self._residuals.scales_ignored, staged_bytes=stage.staged_bytes, copy_seconds=stage.copy_seconds,
