@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 def place() -> dict:
-    """Of the next session, beside torch's process group: the ranks meet in a folder."""
+    """Options of the next session, next to torch's process group: the ranks meet in a folder."""
     folder = Path(sys.argv[2]).parent / f"session-{next(_numbers)}"
     folder.mkdir(exist_ok=True)
     return {"engine": "gloo", "rank": RANK, "world": int(os.environ["WORLD_SIZE"]), "rendezvous": f"file:{folder}", "interface": os.environ.get("GLOO_SOCKET_IFNAME")}
@@ -155,7 +155,7 @@ class Fit:
 
 
 class Hand:
-    """What a user writes with laconic.Session: gradients compiled, averaged in one flat array, applied, compiled again."""
+    """The loop that a user writes with laconic.Session: gradients compiled, averaged in one flat array, applied, compiled again."""
 
     def __init__(self, spec: str):
         import numpy

@@ -92,7 +92,7 @@ def ways(model: str) -> list[str]:
 
 
 def swept(model: str) -> list[str]:
-    """What a sweep and other units add to a model's ways."""
+    """The ways that sweeps and other units add to a model's."""
     return [way for some in (*SWEEPS.values(), UNITS) for way in some if way not in ways(model)] if model in SWEPT else []
 
 
@@ -114,7 +114,7 @@ def best_rate(model: str, way: str) -> float | None:
 
 
 def cells_of(kind: str, model: str, seed: int) -> list[Cell]:
-    """Of one part."""
+    """The cells of one part."""
     if kind == "tune":
         return [cell for way in ways(model) if votes(way) for cell in tuning(model, way)]
     if kind == "time":
@@ -148,7 +148,7 @@ def measure(cells: list[Cell], command: str, seconds: float = SECONDS, emulate: 
 
 
 def make(names: list[str]) -> bool:
-    """What is missing of the named parts, or of all; False if some was not made."""
+    """Makes the missing cells of the named parts, or of all; False if some were not made."""
     complete = True
     for kind, model, seed in parts():
         missing = [cell for cell in cells_of(kind, model, seed) if cell.load() is None and (not names or any(cell.name.startswith(name) for name in names))]

@@ -97,7 +97,7 @@ class Compared(Trainer):
 
 
 def trained(cell, data, rank: int, world: int, steps: int, every: int) -> dict:
-    """What is saved of a run, on rank 0: it alone evaluates. cell: a bench.learning.comparison.Cell."""
+    """The results of a run that are saved, on rank 0: it alone evaluates. cell: a bench.learning.comparison.Cell."""
     kind = models.load(cell.model)
     if cell.rate:
         kind = types.SimpleNamespace(**{**vars(kind), "LEARNING_RATE": cell.rate})
@@ -135,7 +135,7 @@ def from_rank_0(value: float) -> float:
 
 
 def step_time(model: str, way: str, data, network: Network, rate: str, seconds: float) -> dict:
-    """The median step of a training's begin over about so many seconds, and bytes that this host sent in one, by the kernel's count."""
+    """The median step at the beginning of a training, over about this number of seconds, and the bytes that this host sent in a step, by the kernel's count."""
     emulated_rate = network.announce(rate)
     trainer = Compared(models.load(model), way, 0, data, models.MODELS[model].steps, dist.get_rank(), dist.get_world_size(), emulated_rate=emulated_rate)
     dist.barrier()

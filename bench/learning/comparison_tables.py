@@ -104,7 +104,7 @@ def places(rows: list[Row], network: str) -> dict[str, int]:
 
 
 def model_table(model: str, rows: list[Row]) -> dict:
-    """By network: a step, the time to the target, and the place by it."""
+    """For each network: a step, the time to the target, and the place by it."""
     rows = [row for row in rows if row.way not in comparison.SPARSE]
     plain, order, target = rows[0], {network: places(rows, network) for network in NETWORKS}, MODELS[model].quality.short(MODELS[model].target)
     head = ["exchange", "class", ("kB a step", "{:s3}"), ("× fewer", "{:d1}"), f"final, {units_of(model)}", f"steps to {target}"]
@@ -166,7 +166,7 @@ def missing_table() -> dict:
 
 
 def rows_of() -> dict:
-    """By model and exchange."""
+    """Results for each model and exchange."""
     return {(model, way): Row(model, way) for model in comparison.FACTORS for way in (*comparison.ways(model), *comparison.swept(model))}
 
 

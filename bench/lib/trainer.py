@@ -88,7 +88,7 @@ class Trainer:
         return self.kind.build(self.data)
 
     def _wrapped(self) -> torch.nn.Module:
-        """What is called in place of the module."""
+        """The module that is called in place of the model."""
         return DistributedDataParallel(self.module, bucket_cap_mb=BUCKET_MB)
 
     def _exchange(self, spec: str, seed: int, world: int, emulated_rate: float) -> None:

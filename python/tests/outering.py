@@ -22,7 +22,7 @@ SMALL = 64
 
 
 def with_feedback() -> list[str]:
-    """Of the whole registry, but for sums that engines make of halves: these round."""
+    """Specs of the whole registry, but for sums that engines make of halves: these round."""
     specs = []
     for spec in sorted({*SPECS, *OTHER_SPECS} - {"fp16", "bf16"}):
         with contextlib.suppress(laconic.LaconicError):

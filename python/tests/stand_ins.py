@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What laconic.jax and laconic.keras see of JAX, optax and Keras, without these."""
+"""Stand-ins for the parts of JAX, optax and Keras that laconic.jax and laconic.keras use."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tree:
 
 
 def jax_modules() -> dict:
-    """By name; `axes` of jax is what is mapped."""
+    """Modules by name; `axes` of jax are the mapped axes."""
     axes = {}
     stub = types.ModuleType("jax")
     stub.Array, stub.core = Array, types.SimpleNamespace(Tracer=Tracer)
@@ -191,7 +191,7 @@ class BackupAndRestore(Callback):
 
 
 class Model:
-    """Of one layer. fit is given each batch's gradients."""
+    """A model of one layer. fit takes each batch's gradients."""
 
     steps_per_execution = 1
 
@@ -240,7 +240,7 @@ class Model:
 
 
 def keras_modules(backend="jax") -> dict:
-    """By name, with those of JAX; Keras on JAX. `policy`, `distributed` and `replicas` may be set."""
+    """Modules by name, with those of JAX; Keras on JAX. `policy`, `distributed` and `replicas` may be set."""
     stub = types.ModuleType("keras")
     stub.policy, stub.distributed, stub.replicas = "float32", None, False
     stub.optimizers = types.SimpleNamespace(Optimizer=Optimizer, SGD=SGD, LossScaleOptimizer=LossScaleOptimizer)

@@ -185,7 +185,7 @@ def gradients(rank):
 
 
 class Lines(list):
-    """What laconic says."""
+    """The lines that laconic logs."""
 
     def __enter__(self):
         from laconic.integrations import states

@@ -199,7 +199,7 @@ def test_part_of_a_round_that_fails_is_delivered_later(pools, spec, part):
 
 
 def _warned(cases):
-    """What creating an OuterStep says of momentum; the inner optimizer has some."""
+    """Lines on momentum that creating an OuterStep logs; the inner optimizer has some."""
     told = []
     for options in cases:
         stream = io.StringIO()

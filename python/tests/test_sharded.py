@@ -135,7 +135,7 @@ def test_compressed_run_trains_and_replicas_stay_equal(pools, push, pull, dtype)
 
 
 def _warned(cases):
-    """What each optimizer says of momentum."""
+    """Lines on momentum that each optimizer logs."""
     told = []
     for cls, push, keywords in cases:
         stream = io.StringIO()

@@ -120,7 +120,7 @@ def test_every_mode_trains(staged, pools, device, mode):
 
 
 def _by_nodes(device, weekly):
-    """Of nodes of two: one launch for all specs."""
+    """Runs with nodes of two: one launch for all specs."""
     specs = training.SPECS + training.OTHER_SPECS if weekly else ["3lc", "int8+ef", "powersgd:rank=2"]
     runs = [{"spec": spec} for spec in specs] + [{"spec": "topk:ratio=0.05", "dtype": torch.float16}]
     found = [_train(device, steps=6, buckets=3, attach_options={"nodes": 2, "window": 1}, **run) for run in runs]
@@ -368,7 +368,7 @@ def test_host_buffer_is_reused_after_last_copy_back(staged, device):
 
 
 def _collected(device):
-    """What a node's stage gathers from two pieces, and what is in them once the future of means that are still being made is waited for."""
+    """The buffer that a node's stage collects from two pieces, and the pieces after the future of means that are still being made."""
     layout = laconic.exchange.csession.Layout([0], [0], 1000)
     stage = staging.DeviceStage(torch.device(device, torch.accelerator.current_device_index()))
     pieces = [(at, torch.full((500,), value).to(device)) for at, value in ((0, 3.0), (500, 5.0))]

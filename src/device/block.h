@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What a kernel body runs on under nvcc: a block of kThreads threads. On the host it is
+// The block that a kernel body runs on under nvcc: kThreads threads. On the host it is
 // device/checked_block.h, with the same members. docs/decisions/0057-blocks-of-phases.md.
 //
 // A body alternates between phases, each(f) and alone(f), in which every thread runs f, and code

@@ -20,7 +20,7 @@
 
 namespace laconic::device {
 
-/// Who touches something.
+/// The thread that touches something.
 struct Toucher {
   static constexpr uint16_t kAll = kThreads;  ///< all threads, between phases
   uint32_t block = 0;
@@ -29,7 +29,7 @@ struct Toucher {
   uint16_t line = 0;
 };
 
-/// What an access collides with: `how` is null if with nothing.
+/// The earlier access that one collides with: `how` is null if there is none.
 struct Collision {
   const char* how = nullptr;
   Toucher other;
@@ -42,7 +42,7 @@ struct Collision {
   }
 };
 
-/// What one launch did to one element.
+/// Accesses of one launch to one element.
 class Touches {
  public:
   enum class Kind : uint8_t { read, write, atomic };

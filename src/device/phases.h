@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What kernel bodies share, over the host's block and nvcc's: sums and maxima over a block's
+// Shared by kernel bodies, over the host's block and nvcc's: sums and maxima over a block's
 // threads, from its warps' and shared cells.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Where a codec's launches go: they run one after the other.
+// The queue of a codec's launches: they run one after the other.
 #pragma once
 
 #include <cstdint>

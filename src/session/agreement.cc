@@ -13,7 +13,7 @@
 namespace laconic::session {
 namespace {
 
-/// Where a rank stands, in an agreement card.
+/// A rank's place, in an agreement card.
 struct Seat {
   uint32_t rank;
   uint32_t world;

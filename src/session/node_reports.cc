@@ -9,7 +9,7 @@ namespace {
 
 using control::Report;
 
-/// As many as the note holds and `out` has memory for.
+/// At most the number that the note holds and `out` has memory for.
 void load(Bytes note, std::vector<Report>& out) noexcept {
   const uint64_t held = (note.size() - sizeof(uint64_t)) / control::kReportBytes;
   const auto count =

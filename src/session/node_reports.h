@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks of a node tell each other at the end of a step, so that policies decide the
+// The message that the ranks of a node exchange at the end of a step, so that policies decide the
 // same for all shards: the reports that the ranks of each shard have exchanged.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace laconic::session {
 
-/// Of a rank: the number of reports, and space for those of `world` ranks.
+/// A rank's bytes: the number of reports, and space for those of `world` ranks.
 [[nodiscard]] constexpr uint64_t node_report_bytes(uint32_t world) noexcept {
   return sizeof(uint64_t) + world * control::kReportBytes;
 }

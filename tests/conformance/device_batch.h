@@ -140,7 +140,7 @@ inline std::vector<bool> check_on_device(const Spec& spec, test::CheckedDevice& 
   return good;
 }
 
-/// Of one unit, onto `base` if it has elements.
+/// The weighted sum of one unit's payloads, onto `base` if it has elements.
 inline std::vector<float> decode_on_device(const Spec& spec, test::CheckedDevice& gpu,
                                            const Unit& unit, std::span<const Term> terms,
                                            const std::vector<float>& base) {

@@ -132,7 +132,7 @@ def test_likes_are_drawn_from_a_fixed_law():
 
 
 def test_momentum_is_kept_once():
-    """By the codec, else by the optimizer."""
+    """Momentum is kept by the codec, else by the optimizer."""
     from bench.lib import optimizers
 
     parameters = [torch.nn.Parameter(torch.zeros(2))]

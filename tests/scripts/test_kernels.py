@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What scripts/kernels finds wrong in PTX. Compiling the kernels is the section `cuda`."""
+"""Faults that scripts/kernels finds in PTX. Compiling the kernels is the section `cuda`."""
 
 import importlib.util
 from importlib.machinery import SourceFileLoader

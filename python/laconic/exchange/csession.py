@@ -127,7 +127,7 @@ class CSession:
         return held
 
     def report(self) -> bytes:
-        """What the ranks of its shard have reported in this step: as many bytes for every shard of a node."""
+        """The reports of the ranks of its shard in this step: the same number of bytes for every shard of a node."""
         written = ctypes.create_string_buffer(8 + 12 * self.header()["world"])
         _lib.check(_lib.lib.laconic_session_reports(self._handle, written))
         return written.raw

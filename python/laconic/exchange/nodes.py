@@ -145,7 +145,7 @@ class NodeStage:
         return _OF_PEER.sub(lambda found: f"rank {self.nodes.across[int(found[1])]} failed in bucket", message, count=1)
 
     def means(self, ticket) -> torch.Tensor:
-        """Of this rank's shard, once its exchange has ended."""
+        """The means of this rank's shard, once its exchange has ended."""
         kept = self._of(ticket.layout)
         return kept.shard[: kept.sizes[self.nodes.local]]
 

@@ -69,8 +69,8 @@ class Units:
 
 
 def momentum_twice(optimizer: str, groups: list[dict], names: dict[int, str], explained: dict, what: str = "gradients", mend: str = "train with plain SGD") -> str | None:
-    """What is wrong where a parameter's codec accumulates what it encodes, and the optimizer that takes the mean of that does so again; None:
-    nothing is. names: of the parameters, by id; what: that both accumulate."""
+    """A warning if a parameter's codec accumulates what it encodes, and the optimizer that takes the mean of that does so again; None:
+    nothing is wrong. names: of the parameters, by id; what: that both accumulate."""
     codecs = {p["name"]: p["codec"] for p in explained["parameters"]}
     for group in groups:
         for spec in dict.fromkeys(codecs.get(names.get(id(p))) for p in group["params"] if own_momentum(group)):

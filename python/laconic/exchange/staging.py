@@ -98,11 +98,11 @@ class Flat:
         return layout
 
     def named(self, message: str) -> str:
-        """Of a failed exchange, with the job's numbers of ranks."""
+        """The message of a failed exchange, with the job's numbers of ranks."""
         return message
 
     def brought(self, ticket: Ticket) -> int:
-        """What others have brought where this rank's gradients did not come."""
+        """The address of the others' gradients, where this rank's did not come; 0: none."""
         return 0
 
     #: the engine and the ranks of this rank's node; None: there are no nodes

@@ -33,7 +33,7 @@ class Callback(keras.callbacks.Callback):
 
     Args:
         resume_from: the checkpoint that the model has been loaded from, unless BackupAndRestore does it.
-        flush: send the residuals with the last updates of fit, an equal part with each of so many. A fit that stops early sends none.
+        flush: send the residuals in equal parts with this number of last updates of fit. A fit that stops early sends none.
 
     Raises, from fit:
         LaconicError: the optimizer is not a compressed one; ranks resume with different weights; with `flush`, the number of batches is

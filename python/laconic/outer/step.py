@@ -338,7 +338,7 @@ def _described(settings: Settings, one, disabled: bool) -> str:
 
 
 def _momentum_twice(rounds: Rounds) -> str | None:
-    """Of the outer rule and a codec. The inner optimizer accumulates something else, gradients of this rank."""
+    """The outer rule and a codec that both accumulate. The inner optimizer accumulates something else, gradients of this rank."""
     for part in rounds.parts:
         fragment, rule = part.fragment, part.fragment.rule
         names = {id(anchor): name for name, anchor in zip(fragment.names, fragment.anchors)}

@@ -26,7 +26,7 @@ struct Threshold {
 class Exceedances {
  public:
   [[nodiscard]] static uint64_t scratch_bytes(uint64_t n, uint64_t wanted) noexcept;
-  /// Where `from` has a residual, only count() and write_above() may be called.
+  /// Only count() and write_above() may be called if `from` has a residual.
   Exceedances(Source from, uint64_t n, uint64_t wanted, Law law, const Work& work) noexcept;
 
   /// Moments of all non-zero magnitudes, divided by unit(); called first.

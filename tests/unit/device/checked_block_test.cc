@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the host's block notices, in bodies that are wrong on purpose.
+// Faults that the host's block notices, in bodies that are wrong on purpose.
 #include "device/checked_block.h"
 
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What device/block.h uses of CUDA, with a thread of the host for each of a block: shuffles,
+// The parts of CUDA that device/block.h uses, with a thread of the host for each of a block: shuffles,
 // barriers, atomics. A block at a time.
 #pragma once
 
@@ -22,7 +22,7 @@ struct Index {
   uint32_t x = 0;
 };
 
-/// What the threads of a block share.
+/// Shared by the threads of a block.
 struct ThreadedBlock {
   struct Warp {
     std::barrier<> barrier{device::kWarp};
@@ -34,7 +34,7 @@ struct ThreadedBlock {
 
 inline thread_local ThreadedBlock* this_block = nullptr;
 
-/// What lane `from` of the warp gives, `from` being a function of this lane.
+/// The value of lane `from` of the warp, `from` being a function of this lane.
 template <class T, class From>
 T shuffle(T value, From from);
 
