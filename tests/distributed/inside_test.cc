@@ -4,6 +4,7 @@
 // means are: nodes_test.cc.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -158,17 +159,18 @@ TEST(Inside, ParameterThatComesTwiceIsRefused) {
 
 // ---- failures ----
 
-/// The residuals hold what its shard's ranks did not deliver.
+/// The residuals hold what its shard's ranks did not deliver, and only they do.
 TEST(Inside, WrongLengthOnOneRankIsOneMessageAndLosesNothing) {
   Grid grid;
   std::vector<Result<void>> results(4);
-  std::vector<Values> sums(4, Values(kElements));
+  std::vector<Values> sums(4, Values(kElements)), given(4);
   grid.on_all([&](uint32_t r) {
     const Made session =
         PublicSession::create("topk:ratio=0.01", kModel, grid.across_of(r), grid.options(r));
     ASSERT_TRUE(session);
     Values mine = gradient_of(4, r, 0);
     results[r] = (*session)->average(0, std::span(mine).first(r == 1 ? 5 : kElements));
+    given[r] = mine;
     if (r == 2) {
       ASSERT_TRUE((*session)->flush(1));
     }
@@ -192,6 +194,11 @@ TEST(Inside, WrongLengthOnOneRankIsOneMessageAndLosesNothing) {
   const Values rank0 = gradient_of(4, 0, 0);
   for (uint64_t i = 2600; i < 5120; ++i)
     ASSERT_NEAR(sums[3][i], expected[i] + rank0[i] / 4, 1e-5) << i;
+  for (const uint32_t r : {0U, 2U, 3U}) {
+    const std::span values(given[r]);
+    EXPECT_EQ(std::ranges::count(values.subspan(2600, 2520), 0.0F), 2520) << r;
+    EXPECT_LT(std::ranges::count(values.first(2500), 0.0F), 2500) << r;
+  }
 }
 
 /// In each batch of a step, one after the other.

@@ -249,6 +249,8 @@ void NodeDriver::out(const Piece& piece) {
   const double since = session_->now();
   measure(piece, 0);
   std::ranges::fill(by_rank_.offsets, 0);  // the same for all
+  if (piece.failed)                        // what the residuals have is not given out, too
+    std::fill_n(memory_.shard.get() + piece.at, piece.own, 0.0F);
   auto* const own = reinterpret_cast<uint8_t*>(memory_.shard.get() + piece.at);
   const bool done = exchange(own, by_rank_, memory_.whole.get(), by_shard_).ok();
   for (uint32_t s = 0; done && piece.gradient != nullptr && s < link_.ranks(); ++s) {
@@ -291,6 +293,7 @@ void NodeDriver::ended(const Ending& ending) noexcept {
   for (size_t i = 0; i < ending.tokens.size(); ++i) {
     Piece& piece = pieces_[ending.tokens[i]];
     piece.over = ++piece.ended == ending.parts[i];
+    piece.failed |= ending.why != nullptr;
   }
 }
 

@@ -48,7 +48,7 @@ class NodeDriver final : public Listener {
     uint64_t elements = 0;
     uint64_t at = 0, own = 0;  // of the shard
     uint32_t ended = 0;        // exchanges
-    bool over = false;
+    bool over = false, failed = false;
   };
   struct Memory {
     std::unique_ptr<float[]> shard;    // what the session exchanges
