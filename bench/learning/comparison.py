@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from bench.lib import group, lab, models
 from bench.lib.programs import ROOT
-from bench.lib.results import REFERENCE, final_of
+from bench.lib.results import REFERENCE, best_of
 
 RESULTS = ROOT / "out" / "comparison"
 WORLD, SEEDS, TUNING_SEED = 4, (0, 1, 2), 100
@@ -105,12 +104,7 @@ def best_rate(model: str, way: str) -> float | None:
     if not votes(way):
         return 0.0
     found = {cell.rate: cell.load() for cell in tuning(model, way)}
-    if None in found.values():
-        return None
-    finals = {rate: final_of(run["curve"]) for rate, run in found.items()}
-    learned = {rate: value for rate, value in finals.items() if math.isfinite(value)} or finals
-    better = max if models.MODELS[model].quality.higher_is_better else min
-    return better(learned, key=learned.__getitem__)
+    return None if None in found.values() else best_of(found, models.MODELS[model].quality.higher_is_better)
 
 
 def cells_of(kind: str, model: str, seed: int) -> list[Cell]:

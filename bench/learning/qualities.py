@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import statistics
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from bench.learning.judging import failed, is_accuracy
 from bench.learning.learning import REFERENCE, ROOT, WORLD
 from bench.learning.learning_tables import environment
 from bench.lib import group, models, tables
-from bench.lib.results import final_of
+from bench.lib.results import best_of, final_of
 
 RESULTS = ROOT / "out" / "models" / "quality"
 SEEDS, TUNING_SEED = (0, 1, 2), 100
@@ -73,12 +72,7 @@ def tuning_cells(spec: str, model: str) -> list[Cell]:
 def best_rate(spec: str, model: str) -> float | None:
     """None before all of its tuning runs are there."""
     found = {each.rate: each.load() for each in tuning_cells(spec, model)}
-    if None in found.values():
-        return None
-    finals = {rate: final_of(run["curve"]) for rate, run in found.items()}
-    learned = {rate: value for rate, value in finals.items() if math.isfinite(value)} or finals
-    better = max if models.MODELS[model].quality.higher_is_better else min
-    return better(learned, key=learned.__getitem__)
+    return None if None in found.values() else best_of(found, models.MODELS[model].quality.higher_is_better)
 
 
 def tuning(names: dict[str, dict]) -> list[Cell]:

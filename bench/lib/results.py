@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 
@@ -52,6 +53,13 @@ def median_step(steps: list[list[float]]) -> float:
 
 def final_of(curve: list) -> float:
     return mean([value for _, value in curve[-LAST_EVALUATIONS:]])
+
+
+def best_of(runs: dict, higher_is_better: bool):
+    """The key of the run that ends best; one that ends with a number, if any does."""
+    finals = {key: final_of(run["curve"]) for key, run in runs.items()}
+    learned = {key: value for key, value in finals.items() if math.isfinite(value)} or finals
+    return (max if higher_is_better else min)(learned, key=learned.__getitem__)
 
 
 def first_at(curve: list, quality: Quality, target: float) -> int | None:

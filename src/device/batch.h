@@ -13,7 +13,8 @@
 
 namespace laconic::device {
 
-/// Results of encode for a unit; zeros before it. Largest absolute bits: infinity and NaN are on top.
+/// Results of encode for a unit; zeros before it. Largest absolute bits: infinity and NaN are on
+/// top.
 struct Measured {
   uint32_t values = 0;    ///< of x
   uint32_t residual = 0;  ///< of e
@@ -129,7 +130,8 @@ template <class B>
   return row.dtype == DType::f16 ? f16_to_float(half) : bf16_to_float(half);
 }
 
-/// Element i of the codec's input: the gradient, with the residual or, after a reset, with a zero one.
+/// Element i of the codec's input: the gradient, with the residual or, after a reset, with a zero
+/// one.
 template <class B>
 [[nodiscard]] LACONIC_DEVICE float input_at(B& b, const EncodeRow& row, uint64_t i, bool reset) {
   const float x = gradient_at(b, row, i);
@@ -148,8 +150,8 @@ template <class B>
   return float_bits(x) & 0x7FFFFFFFU;
 }
 
-/// Measured::values, for kernels that do without Measure. `most`: every thread's largest bits; it is
-/// used up.
+/// Measured::values, for kernels that do without Measure. `most`: every thread's largest bits; used
+/// up.
 template <class B>
 LACONIC_DEVICE void raise_values(B& b, const EncodeRow& row, PerThread<B, uint32_t>& most,
                                  Cells<B, uint32_t, kWarps>& cells) {

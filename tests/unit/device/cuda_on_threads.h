@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The parts of CUDA that device/block.h uses, with a thread of the host for each of a block: shuffles,
-// barriers, atomics. A block at a time.
+// The parts of CUDA that device/block.h uses, with a thread of the host for each of a block:
+// shuffles, barriers, atomics. A block at a time.
 #pragma once
 
 #include <atomic>
