@@ -1,10 +1,11 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Every codec and every exchange with five models on three networks: docs/results/comparison.md.
 
-    make comparison                                  what is missing, part after part, then page, CSV and pictures
+    make comparison                                  what is missing, part after part, then page, CSV and picture
     python -m bench.learning.comparison --list       the parts, with their minutes on two idle cores and the cells that they lack
     python -m bench.learning.comparison time-gpt     these parts alone, or the cells whose names begin so; no page
-    python -m bench.learning.comparison --page       page, CSV and pictures from the cells that there are
+    python -m bench.learning.comparison --page       page, CSV and picture from the cells that there are
+    python -m bench.learning.comparison --restore    before them, lines of docs/results/comparison.csv become the cells that are missing
 
 A cell is a file under out/comparison: delete it to have it made again. Parts that learn time nothing, so that a busy machine changes no figure;
 `time` needs an idle one, and the network lab. Learning rates of codecs that vote are found first (`tune`), with a seed of their own and held-out
@@ -104,7 +105,9 @@ def best_rate(model: str, way: str) -> float | None:
     if not votes(way):
         return 0.0
     found = {cell.rate: cell.load() for cell in tuning(model, way)}
-    return None if None in found.values() else best_of(found, models.MODELS[model].quality.higher_is_better)
+    if None in found.values():
+        return None
+    return best_of({rate: run["final"] for rate, run in found.items()}, models.MODELS[model].quality.higher_is_better)
 
 
 def cells_of(kind: str, model: str, seed: int) -> list[Cell]:
@@ -180,8 +183,11 @@ def main(arguments=None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only the parts or cells whose names begin so, and no page")
     parser.add_argument("--list", action="store_true", help="the parts: minutes, cells that are missing")
     parser.add_argument("--page", action="store_true", help="make no cell")
+    parser.add_argument("--restore", action="store_true", help="first take what is missing from comparison.csv")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of comparison.md (docs/results)")
     given = parser.parse_args(arguments)
+    if given.restore:
+        comparison_tables.restore(given.out)
     if given.list:
         for part, minutes, missing, total in lacking():
             print(f"{part:24} {minutes:3} minutes, {missing} of {total} cells are missing")

@@ -22,6 +22,7 @@ import laconic
 from bench.learning.learning import environment, held_out, save
 from bench.lib import models
 from bench.lib.network import Network, rate_text
+from bench.lib.results import final_of, first_at
 from bench.lib.trainer import Trainer
 
 NETWORKS = ("50mbit", "200mbit", "1gbit")
@@ -97,7 +98,10 @@ class Compared(Trainer):
 
 
 def trained(cell, data, rank: int, world: int, steps: int, every: int) -> dict:
-    """The results of a run that are saved, on rank 0: it alone evaluates. cell: a bench.learning.comparison.Cell."""
+    """The results of a run that are saved, on rank 0: it alone evaluates. cell: a bench.learning.comparison.Cell.
+
+    steps: to the target, or None. bytes: that rank 0 sends in a step.
+    """
     kind = models.load(cell.model)
     if cell.rate:
         kind = types.SimpleNamespace(**{**vars(kind), "LEARNING_RATE": cell.rate})
@@ -108,7 +112,9 @@ def trained(cell, data, rank: int, world: int, steps: int, every: int) -> dict:
         trainer.train_step()
         if rank == 0 and trainer.step % every == 0:
             curve.append([trainer.step, trainer.quality()])
-    found = {"curve": curve, "bytes": trainer.bytes_a_step(world), "elements": sum(p.numel() for p in trainer.module.parameters())}
+    about = models.MODELS[cell.model]
+    found = {"final": final_of(curve), "steps": first_at(curve, about.quality, about.target), "bytes": trainer.bytes_a_step(world),
+             "curve": curve} if rank == 0 else {}
     trainer.close()
     cpu = torch.tensor([time.process_time() - used])
     dist.all_reduce(cpu)
@@ -122,7 +128,7 @@ def learn(rank: int, world: int, cells: list, folder: Path, steps: int, every: i
         found = trained(cell, data, rank, world, steps, every)
         if rank == 0:
             save(folder / cell.path.name, {**found, "environment": environment()})
-            print(f"{i + 1}/{len(cells)} {cell.name}: {found['curve'][-1][1]:.4f}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+            print(f"{i + 1}/{len(cells)} {cell.name}: {found['final']:.4f}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
 
 
 # ---- step times -------------------------------------------------------------------------------------------------------

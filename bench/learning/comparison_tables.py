@@ -12,13 +12,13 @@ from pathlib import Path
 from bench.learning import comparison
 from bench.learning.comparison_rank import NETWORKS, parts_of
 from bench.learning.judging import judged, marked, quality_text, spread_text
-from bench.learning.learning_tables import environment
+from bench.learning.learning import save
+from bench.learning.learning_tables import place_of
 from bench.lib import charts, pictures, tables
 from bench.lib.labels import label_of
 from bench.lib.models import MODELS
 from bench.lib.network import rate_text
-from bench.lib.results import REFERENCE, final_of, first_at
-from bench.lib.trainer import ring_bytes
+from bench.lib.results import REFERENCE
 
 UNIT = {"": "parameter", "bucket": "1 MiB of parameters", "whole": "the model"}
 PANEL = 300  # height of a plot
@@ -30,13 +30,12 @@ class Row:
     def __init__(self, model: str, way: str):
         self.model, self.way = model, way
         kind = "sweep" if way in comparison.swept(model) else "learn"
-        rate = comparison.best_rate(model, way)
-        runs = [comparison.Cell(kind, model, way, seed, rate).load() for seed in comparison.SEEDS]
+        self.rate = comparison.best_rate(model, way)
+        runs = [comparison.Cell(kind, model, way, seed, self.rate).load() for seed in comparison.SEEDS]
         self.runs = {seed: run for seed, run in zip(comparison.SEEDS, runs) if run}
         self.times = comparison.Cell("time", model, way).load()
-        self.finals = {seed: final_of(run["curve"]) for seed, run in self.runs.items()}
-        about = MODELS[model]
-        self.reached = {seed: first_at(run["curve"], about.quality, about.target) for seed, run in self.runs.items()}
+        self.finals = {seed: run["final"] for seed, run in self.runs.items()}
+        self.reached = {seed: run["steps"] for seed, run in self.runs.items()}
 
     @property
     def bytes(self) -> float | None:
@@ -44,10 +43,9 @@ class Row:
         counts = [run["bytes"] for run in self.runs.values()]
         return statistics.fmean(counts) if counts and None not in counts else None
 
-    @property
-    def fewer(self) -> float | None:
+    def fewer(self, plain: Row) -> float | None:
         """Times, than uncompressed float32."""
-        return self.bytes and ring_bytes(4 * next(iter(self.runs.values()))["elements"], comparison.WORLD) / self.bytes
+        return self.bytes and plain.bytes and plain.bytes / self.bytes
 
     @property
     def steps(self) -> float | None:
@@ -112,7 +110,7 @@ def model_table(model: str, rows: list[Row]) -> dict:
     lines = []
     for row in rows:
         place = [str(order[network].get(row.way, tables.MISSING)) for network in NETWORKS]
-        lines.append([code(row.way), class_of(row.way), row.bytes and row.bytes / 1e3, row.fewer, quality(row, plain) or "not run", reached_text(row.steps),
+        lines.append([code(row.way), class_of(row.way), row.bytes and row.bytes / 1e3, row.fewer(plain), quality(row, plain) or "not run", reached_text(row.steps),
                       *(row.step(network) and 1e3 * row.step(network) for network in NETWORKS), *(reached_text(row.time(network)) for network in NETWORKS),
                       None if set(place) == {tables.MISSING} else ", ".join(place)])
     return tables.table([*head, "places"], lines)
@@ -134,7 +132,7 @@ def sweep_table(rows: dict) -> dict:
     for some in comparison.SWEEPS.values():
         for way in some:
             lines.append([code(way), *(cell for model in comparison.SWEPT
-                                       for cell in (rows[model, way].fewer, quality(rows[model, way], rows[model, REFERENCE]) or "not run"))])
+                                       for cell in (rows[model, way].fewer(rows[model, REFERENCE]), quality(rows[model, way], rows[model, REFERENCE]) or "not run"))])
     return tables.table(["exchange", *(cell for model in comparison.SWEPT for cell in ((f"{model}: × fewer bytes", "{:d1}"), f"final, {units_of(model)}"))], lines)
 
 
@@ -155,7 +153,7 @@ def rate_table() -> dict:
     for model in comparison.FACTORS:
         for way in filter(comparison.votes, comparison.ways(model)):
             tried = [(cell.rate, run) for cell in comparison.tuning(model, way) if (run := cell.load())]
-            words = ", ".join(f"{rate:g}: {quality_text(model, final_of(run['curve']))}" for rate, run in tried)
+            words = ", ".join(f"{rate:g}: {quality_text(model, run['final'])}" for rate, run in tried)
             lines.append([f"`{way}`", model, words or "not run", comparison.best_rate(model, way)])
     return tables.table(["codec", "model", "rates tried: accuracy in %, or bits, of held-out samples", ("taken", "{:g}")], lines)
 
@@ -177,27 +175,82 @@ def tables_of(rows: dict) -> dict:
     return {**made, "environment": environment(trained)}
 
 
+def place(run: dict) -> str:
+    return run["environment"].get("place") or place_of(run)
+
+
+def environment(runs: list[dict]) -> dict:
+    dates: dict[str, list] = {}
+    for run in runs:
+        dates.setdefault(place(run), []).append(run["environment"]["date"])
+    return tables.table(["cells", "from", "to", "on"], ([len(some), min(some), max(some), on] for on, some in dates.items()))
+
+
 # ---- data and picture -------------------------------------------------------------------------------------------------
 
 
 def figure(value: float | None) -> str:
-    return "" if value is None else "not reached" if math.isinf(value) else f"{value:.5g}"
+    return "" if value is None else f"{value:.5g}"
+
+
+PART = ("rate", "bytes", "kernel_bytes", *(f"step_{network}" for network in NETWORKS), *(f"final_{seed}" for seed in comparison.SEEDS),
+        *(f"steps_{seed}" for seed in comparison.SEEDS))
+COLUMNS = ("model", "exchange", "class", *PART, "date", "on")
+
+
+def line_of(row: Row) -> dict:
+    steps = {f"steps_{seed}": "not reached" if count is None else count for seed, count in row.reached.items()}
+    figures = {"rate": row.rate or None, "bytes": row.bytes, "kernel_bytes": row.port(NETWORKS[0]), **{f"step_{network}": row.step(network) for network in NETWORKS},
+               **{f"final_{seed}": value for seed, value in row.finals.items()}}
+    last = max((run for run in (*row.runs.values(), row.times) if run), key=lambda run: run["environment"]["date"])
+    return {"model": row.model, "exchange": row.way, "class": class_of(row.way), **{key: figure(value) for key, value in figures.items()}, **steps,
+            "date": last["environment"]["date"], "on": place(last)}
 
 
 def data_of(rows: dict) -> str:
     """One line a model and exchange: bytes a step as the exchange and, at 50 Mbit/s, the kernel count them; seconds a step; by seed final accuracy or bits
-    and steps to the target."""
-    seeds = comparison.SEEDS
+    and steps to the target. `class` is "tune" where a learning rate was tried."""
     out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
-    lines.writerow(["model", "exchange", "class", "bytes", "kernel_bytes", *(f"step_{network}" for network in NETWORKS), *(f"final_{seed}" for seed in seeds),
-                    *(f"steps_{seed}" for seed in seeds)])
-    for (model, way), row in rows.items():
-        if row.runs or row.times:
-            steps = [math.inf if seed in row.runs and row.reached[seed] is None else row.reached.get(seed) for seed in seeds]
-            figures = [row.bytes, row.port(NETWORKS[0]), *map(row.step, NETWORKS), *map(row.finals.get, seeds), *steps]
-            lines.writerow([model, way, class_of(way), *map(figure, figures)])
+    lines = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
+    lines.writeheader()
+    for model in comparison.FACTORS:
+        for cell in comparison.cells_of("tune", model, 0):
+            if run := cell.load():
+                lines.writerow({"model": model, "exchange": cell.way, "class": "tune", "rate": figure(cell.rate), "final_0": figure(run["final"]),
+                                "date": run["environment"]["date"], "on": place(run)})
+    lines.writerows(line_of(row) for row in rows.values() if row.runs or row.times)
     return out.getvalue()
+
+
+def number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def cells_of_line(line: dict):
+    """The cells that a line of the CSV was made of, and their results."""
+    model, way, rate = line["model"], line["exchange"], number(line["rate"]) or 0.0
+    about = {"environment": {"date": line["date"], "place": line["on"]}}
+    if line["class"] == "tune":
+        yield comparison.Cell("tune", model, way, comparison.TUNING_SEED, rate), {"final": number(line["final_0"]), **about}
+        return
+    kind = "sweep" if way in comparison.swept(model) else "learn"
+    for seed in comparison.SEEDS:
+        if (final := number(line[f"final_{seed}"])) is not None:
+            steps = line[f"steps_{seed}"]
+            found = {"final": final, "steps": int(steps) if steps.isdigit() else None, "bytes": number(line["bytes"]), **about}
+            yield comparison.Cell(kind, model, way, seed, rate), found
+    if line["step_" + NETWORKS[0]]:
+        networks = {network: {"step": number(line[f"step_{network}"]), "bytes": number(line["kernel_bytes"])} for network in NETWORKS}
+        yield comparison.Cell("time", model, way), {"networks": networks, **about}
+
+
+def restore(folder: Path) -> None:
+    """Writes the cells of the folder's comparison.csv that are missing here, with the figures that it has of them."""
+    with (folder / "comparison.csv").open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            for cell, found in cells_of_line(line):
+                if cell.load() is None:
+                    save(cell.path, found)
 
 
 def panel(model: str, rows: dict) -> str | None:

@@ -17,7 +17,6 @@ import copy
 import dataclasses
 import datetime
 import json
-import math
 import platform
 import sys
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 from bench.learning.learning_tables import tables_of
 from bench.lib import group, machine, models, tables
 from bench.lib.programs import ROOT
-from bench.lib.results import REFERENCE, final_of
+from bench.lib.results import REFERENCE, best_of, final_of
 
 RESULTS = ROOT / "out" / "models" / "learning"
 WORLD = 4
@@ -115,9 +114,7 @@ def best_rate(model: str, optimizer: str) -> float:
             if run is None:
                 raise ValueError(f"{cell.path.name} is missing: run --question tuning first")
             found[cell.rate] = final_of(run["curve"])
-    learned = {rate: value for rate, value in found.items() if math.isfinite(value)} or found
-    best = max if models.MODELS[model].quality.higher_is_better else min
-    return best(learned, key=learned.__getitem__)
+    return best_of(found, models.MODELS[model].quality.higher_is_better)
 
 
 def known(question: str) -> list[tuple[Cell, dict | None]]:

@@ -72,7 +72,9 @@ def tuning_cells(spec: str, model: str) -> list[Cell]:
 def best_rate(spec: str, model: str) -> float | None:
     """None before all of its tuning runs are there."""
     found = {each.rate: each.load() for each in tuning_cells(spec, model)}
-    return None if None in found.values() else best_of(found, models.MODELS[model].quality.higher_is_better)
+    if None in found.values():
+        return None
+    return best_of({rate: final_of(run["curve"]) for rate, run in found.items()}, models.MODELS[model].quality.higher_is_better)
 
 
 def tuning(names: dict[str, dict]) -> list[Cell]:

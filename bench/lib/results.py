@@ -55,9 +55,8 @@ def final_of(curve: list) -> float:
     return mean([value for _, value in curve[-LAST_EVALUATIONS:]])
 
 
-def best_of(runs: dict, higher_is_better: bool):
-    """The key of the run that ends best; one that ends with a number, if any does."""
-    finals = {key: final_of(run["curve"]) for key, run in runs.items()}
+def best_of(finals: dict, higher_is_better: bool):
+    """The key of the best final quality; of one that is a number, if any is."""
     learned = {key: value for key, value in finals.items() if math.isfinite(value)} or finals
     return (max if higher_is_better else min)(learned, key=learned.__getitem__)
 
