@@ -150,6 +150,27 @@ template <class B>
   return float_bits(x) & 0x7FFFFFFFU;
 }
 
+/// The three maxima, raised. `values`, `residual` and `sum`: every thread's largest bits; used up.
+template <class B>
+LACONIC_DEVICE Measured raise_measured(B& b, const EncodeRow& row, PerThread<B, uint32_t>& values,
+                                       PerThread<B, uint32_t>& residual,
+                                       PerThread<B, uint32_t>& sum,
+                                       Cells<B, uint32_t, kWarps>& cells) {
+  Measured most;
+  most.values = most.sum = block_max(b, values, cells);
+  if (row.residual != nullptr) {
+    most.residual = block_max(b, residual, cells);
+    most.sum = block_max(b, sum, cells);
+  }
+  b.alone([&](uint32_t t) {
+    if (t != 0) return;
+    b.raise(&row.measured->values, most.values);
+    b.raise(&row.measured->residual, most.residual);
+    b.raise(&row.measured->sum, most.sum);
+  });
+  return most;
+}
+
 /// Measured::values, for kernels that do without Measure. `most`: every thread's largest bits; used
 /// up.
 template <class B>

@@ -85,6 +85,12 @@ class Block {
   }
   /// *to = max(*to, value), with threads and blocks that do the same.
   __device__ void raise(uint32_t* to, uint32_t value) const { atomicMax(to, value); }
+  /// to[i] += value, with threads and blocks that do the same.
+  __device__ void add(uint32_t* to, uint64_t i, uint32_t value) const { atomicAdd(to + i, value); }
+  template <uint32_t kCount>
+  __device__ void add(Cells<uint32_t, kCount>& cells, uint32_t i, uint32_t value) const {
+    atomicAdd(cells.at + i, value);
+  }
 
   // Between phases, by all threads.
 

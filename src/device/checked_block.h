@@ -243,6 +243,16 @@ class CheckedBlock {
   void raise(uint32_t* to, uint32_t value, int line = __builtin_LINE()) {
     if (touch(to, sizeof value, Touches::Kind::atomic, line)) *to = Max{}(*to, value);
   }
+  void add(uint32_t* to, uint64_t i, uint32_t value, int line = __builtin_LINE()) {
+    if (touch(to + i, sizeof value, Touches::Kind::atomic, line)) to[i] += value;
+  }
+  template <uint32_t kCount>
+  void add(Cells<uint32_t, kCount>& cells, uint32_t i, uint32_t value,
+           int line = __builtin_LINE()) {
+    if (!touch_cell(cells, i, Touches::Kind::atomic, line)) return;
+    if (!cells.written_[i]) fault("a cell that was never written", "");
+    cells.at_[i] += value;
+  }
 
   void warp_max(PerThread<uint32_t>& value) {
     for (uint32_t first = 0; first < kThreads; first += kWarp) {

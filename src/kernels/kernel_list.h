@@ -8,6 +8,8 @@
 #include "kernels/cast/cast_device.h"
 #include "kernels/core/measure_device.h"
 #include "kernels/int8/int8_device.h"
+#include "kernels/sparse/select_device.h"
+#include "kernels/sparse/sparse_device.h"
 #include "kernels/threelc/threelc_device.h"
 
 #define LACONIC_FOR_EACH_KERNEL(X) \
@@ -30,4 +32,12 @@
   X(SignEncode)                    \
   X(SignCheck)                     \
   X(SignDecode)                    \
-  X(SignVotes)
+  X(SignVotes)                     \
+  X(SparseCheck)                   \
+  X(SparseStarts)                  \
+  X(SparseDecode)                  \
+  X(SelectCollect)                 \
+  X(SelectCount)                   \
+  X(SelectPlace)                   \
+  X(SelectPut)                     \
+  X(SelectFinish)

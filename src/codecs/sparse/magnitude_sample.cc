@@ -5,18 +5,12 @@
 
 #include "codecs/sparse/sparse_select.h"
 #include "kernels/sparse/select.h"
+#include "kernels/sparse/sparse_elements.h"
 
 namespace laconic::codecs {
 namespace {
 
 constexpr uint64_t kLineUnits = uint64_t{1} << 22;  // above: four samples of each cache line
-
-// One position per stratum of n/s elements, somewhere inside it.
-uint64_t sample_position(uint64_t i, uint64_t n, uint64_t s, uint64_t room) {
-  const uint64_t begin = n / s * i + n % s * i / s;
-  const uint32_t scrambled = static_cast<uint32_t>(i) * 0x9E3779B1U;
-  return begin + (((n / s - room) * (scrambled >> 8)) >> 24);
-}
 
 uint32_t key_at(Source from, uint64_t i) {
   const float x = from.values[i];
@@ -28,13 +22,13 @@ uint32_t key_at(Source from, uint64_t i) {
 void take_points(Source from, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
   const uint64_t s = MagnitudeSample::size(n);
   for (uint64_t i = begin; i < end; ++i) {
-    keys[i] = key_at(from, sample_position(i, n, s, 0));
+    keys[i] = key_at(from, kernels::sample_position(i, n, s));
   }
 }
 void take_lines(Source from, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
   const uint64_t s = MagnitudeSample::size(n) / 4;
   for (uint64_t i = begin; i < end; ++i) {
-    const uint64_t line = sample_position(i, n, s, 16) / 16 * 16;
+    const uint64_t line = kernels::sample_position(i, n, s, 16) / 16 * 16;
     for (uint64_t j = 0; j < 4; ++j) keys[4 * i + j] = key_at(from, line + 4 * j);
   }
 }

@@ -2,8 +2,6 @@
 #include "codecs/sparse/sparse_payload.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 
 #include "codecs/sparse/packed_range.h"
 #include "kernels/cast/cast.h"
@@ -35,24 +33,6 @@ bool padding_is_zero(const kernels::PackedIndices& packed, uint64_t count) {
 }
 
 }  // namespace
-
-uint64_t kept_of(double ratio, uint64_t n) noexcept {
-  if (n == 0) return 0;
-  const auto k = static_cast<uint64_t>(std::floor(ratio * static_cast<double>(n)));
-  return std::clamp<uint64_t>(k, 1, n);
-}
-
-uint32_t index_width(uint64_t n) noexcept {
-  return n <= 1 ? 0 : static_cast<uint32_t>(std::bit_width(n - 1));
-}
-
-uint64_t index_bytes(uint64_t count, uint64_t n) noexcept {
-  return ceil_div(count * index_width(n), 8);
-}
-
-uint64_t sparse_bytes(uint64_t count, uint64_t n, DType values) noexcept {
-  return index_bytes(count, n) + count * dtype_size(values);
-}
 
 SparseView sparse_view(Bytes set, uint64_t count, uint64_t n, DType values) noexcept {
   return {

@@ -13,21 +13,16 @@
 #include "base/slices.h"
 #include "codecs/sparse/index_packer.h"
 #include "kernels/sparse/scatter.h"
+#include "kernels/sparse/sparse_elements.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
 
-/// Largest unit: its indices and counts fit 32 bits.
-inline constexpr uint64_t kMaxSparseCount = (uint64_t{1} << 32) - 1;
-
-/// Elements that a sparsifier keeps of n: max(1, floor(ratio·n)); 0 of 0.
-[[nodiscard]] uint64_t kept_of(double ratio, uint64_t n) noexcept;
-
-/// Bits of an index below n.
-[[nodiscard]] uint32_t index_width(uint64_t n) noexcept;
-[[nodiscard]] uint64_t index_bytes(uint64_t count, uint64_t n) noexcept;
-/// Bytes of a set of `count` out of n. `values`, here and below: f32 or bf16.
-[[nodiscard]] uint64_t sparse_bytes(uint64_t count, uint64_t n, DType values = DType::f32) noexcept;
+using kernels::index_bytes;
+using kernels::index_width;
+using kernels::kept_of;
+using kernels::kMaxSparseCount;
+using kernels::sparse_bytes;
 
 /// A set inside a payload, checked to have its exact size.
 struct SparseView {
@@ -36,7 +31,7 @@ struct SparseView {
   uint64_t count = 0;
   DType type = DType::f32;
 };
-/// `set` holds at least sparse_bytes(count, n, values) bytes.
+/// `values`, here and below: f32 or bf16. `set` holds at least sparse_bytes(count, n, values) bytes.
 [[nodiscard]] SparseView sparse_view(Bytes set, uint64_t count, uint64_t n,
                                      DType values = DType::f32) noexcept;
 

@@ -36,20 +36,14 @@ struct Measure {
         sum[t] = max(sum[t], device::absolute_bits(x + e));
       }
     });
-    const uint32_t of_values = device::block_max(b, values, shared.cells);
-    const uint32_t of_residual =
-        row.residual == nullptr ? 0 : device::block_max(b, residual, shared.cells);
-    const uint32_t of_sum =
-        row.residual == nullptr ? of_values : device::block_max(b, sum, shared.cells);
+    const device::Measured most =
+        device::raise_measured(b, row, values, residual, sum, shared.cells);
+    if (!args.per_tile) return;
     b.alone([&](uint32_t t) {
       if (t != 0) return;
-      b.raise(&row.measured->values, of_values);
-      b.raise(&row.measured->residual, of_residual);
-      b.raise(&row.measured->sum, of_sum);
-      if (!args.per_tile) return;
       const uint64_t tile = b.index() - row.first_tile;
-      b.write(reinterpret_cast<uint32_t*>(row.scratch), 2 * tile, of_values);
-      b.write(reinterpret_cast<uint32_t*>(row.scratch), 2 * tile + 1, of_sum);
+      b.write(reinterpret_cast<uint32_t*>(row.scratch), 2 * tile, most.values);
+      b.write(reinterpret_cast<uint32_t*>(row.scratch), 2 * tile + 1, most.sum);
     });
   }
 };

@@ -116,6 +116,39 @@ TEST_F(CheckedBlockTest, AtomicsRaceWithOthersAlone) {
   EXPECT_EQ(faults().size(), 1U);
 }
 
+TEST_F(CheckedBlockTest, AtomicSumsRaceWithOthersAlone) {
+  uint32_t* const at = words(2);
+  CheckedBlock b = block();
+  CheckedBlock::Cells<uint32_t, 2> cells;
+  b.each([&](uint32_t t) {
+    if (t < 2) b.write(cells, t, 0U);
+  });
+  b.each([&](uint32_t t) {
+    b.add(at, 1, t);
+    b.add(cells, 1, 2);
+  });
+  EXPECT_EQ(at[1], kThreads * (kThreads - 1) / 2);
+  EXPECT_EQ(b.read(cells, 1), 2 * kThreads);
+  CheckedBlock other = block(1);
+  other.each([&](uint32_t t) { other.add(at, 1, t); });
+  EXPECT_THAT(faults(), IsEmpty());
+  (void)other.read(at, 1);
+  b.meet();
+  b.each([&](uint32_t t) { t == 0 ? b.write(cells, 0, 1U) : b.add(cells, 0, 1); });
+  ASSERT_GE(faults().size(), 2U);
+  EXPECT_THAT(faults()[0], HasSubstr("race for words[1]"));
+  EXPECT_THAT(faults()[1], HasSubstr("race for cell 0"));
+}
+
+TEST_F(CheckedBlockTest, SumInFreshCellIsFault) {
+  CheckedBlock b = block();
+  CheckedBlock::Cells<uint32_t, 1> fresh;
+  b.alone([&](uint32_t t) {
+    if (t == 0) b.add(fresh, 0, 1);
+  });
+  EXPECT_THAT(faults(), ElementsAre(HasSubstr("a cell that was never written")));
+}
+
 TEST_F(CheckedBlockTest, StrayAccessesAreFaults) {
   uint32_t* const at = words(2);
   CheckedBlock b = block();

@@ -69,3 +69,4 @@ inline void atomicMax(uint32_t* at, uint32_t value) {
   while (seen < value && !most.compare_exchange_weak(seen, value)) {
   }
 }
+inline void atomicAdd(uint32_t* at, uint32_t value) { std::atomic_ref<uint32_t>(*at) += value; }
