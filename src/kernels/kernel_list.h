@@ -8,6 +8,7 @@
 #include "kernels/cast/cast_device.h"
 #include "kernels/core/measure_device.h"
 #include "kernels/int8/int8_device.h"
+#include "kernels/sparse/radix_device.h"
 #include "kernels/sparse/select_device.h"
 #include "kernels/sparse/sparse_device.h"
 #include "kernels/threelc/threelc_device.h"
@@ -40,4 +41,7 @@
   X(SelectCount)                   \
   X(SelectPlace)                   \
   X(SelectPut)                     \
-  X(SelectFinish)
+  X(SelectFinish)                  \
+  X(RadixSample)                   \
+  X(RadixDigits)                   \
+  X(RadixNarrow)

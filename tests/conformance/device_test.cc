@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "conformance/device_batch.h"
+#include "kernels/sparse/sparse_elements.h"
 #include "support/subset.h"
 
 namespace laconic::conformance {
@@ -88,6 +89,43 @@ TEST_P(DeviceLaw, LargeUnitsEqualCpu) {
         spec_,
         {task_of(Data::laplace, n, 2, remembers), task_of(Data::sparse, 40'961, 3, remembers)},
         gpu);
+  }
+}
+
+/// Units of which a sample is looked at, and what it does not show.
+std::vector<std::pair<std::string, std::vector<float>>> misleading_units(uint64_t n) {
+  const std::vector<float> quiet = make(Data::laplace, n, 5);
+  std::vector<float> high = quiet, low = quiet, tied = quiet, joint = quiet, few(n);
+  const uint64_t size = n / 8;  // kernels/sparse/radix_device.h
+  for (uint64_t i = 0; i < 100; ++i)
+    high[kernels::sample_position(i, n, size)] = 5.0F + static_cast<float>(i);
+  for (float& x : low) x += 1.0F;
+  for (uint64_t i = 0; i < size; ++i) low[kernels::sample_position(i, n, size)] = 1e-9F;
+  std::fill_n(tied.begin() + 9000, 1500, -5.0F);
+  std::fill_n(joint.begin() + 8000, 500, 5.0F);
+  for (uint64_t i = 0; i < 100; ++i) few[n - 1 - 77 * i] = -1e-40F;
+  few[3] = -0.0F;
+  return {{"large ones are few", high}, {"most are large", low},
+          {"ties fill a list", tied},   {"ties lie in two tiles", joint},
+          {"zeros fill up", few},       {"ties", make(Data::ties, n, 6)}};
+}
+
+TEST_P(DeviceLaw, MisleadingSamplesChangeNothing) {
+  if (contract_.merge != Merge::set_union) return;                 // takes no sample
+  if (GetParam().spec.find("ratio") != std::string::npos) return;  // as the default
+  for (const auto& [what, gradient] : misleading_units(40'961)) {
+    if (test::kSanitized && what != "ties fill a list") continue;
+    for (const bool remembers : {false, true}) {
+      SCOPED_TRACE(what);
+      std::vector<Task> tasks{{vector_unit(gradient.size()), {}, gradient, {}}};
+      if (remembers) tasks[0].residual.resize(gradient.size());
+      if (remembers && what == "ties") {
+        tasks[0].residual = make(Data::gaussian, gradient.size(), 7);
+        tasks[0].residual[30'000] = NAN;  // is reset: the gradient alone
+      }
+      CheckedDevice gpu(remembers ? Order::scrambled : Order::backward);
+      expect_cpus(spec_, tasks, gpu);
+    }
   }
 }
 

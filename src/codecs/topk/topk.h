@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "device/codec.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -36,6 +37,7 @@ struct TopK {
   static Errc check(const Params& p, const Unit& unit, uint32_t round, Bytes payload);
   static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
   static void erase(const Call<Params>& call, Bytes payload, float* values);
+  static const device::Codec twin;  ///< on GPUs
 };
 
 }  // namespace laconic::codecs

@@ -64,7 +64,7 @@ struct SelectScratch {
   [[nodiscard]] LACONIC_HOST_DEVICE SelectPlaceOf* places() const {
     return reinterpret_cast<SelectPlaceOf*>(counts() + tiles);
   }
-  /// Bits of the floats in a tile's list, in ascending order of indices.
+  /// Bits of the floats in a tile's list.
   [[nodiscard]] LACONIC_HOST_DEVICE uint32_t* values(uint64_t tile) const {
     return reinterpret_cast<uint32_t*>(places() + tiles) + tile * kListMost;
   }

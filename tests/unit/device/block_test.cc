@@ -85,7 +85,7 @@ Results run_codec(Gpu& gpu, uint64_t payload, Encode encode, Check check, Decode
   row.values = gpu.memory().template allocate<float>("values", values(1));
   row.residual = gpu.memory().template allocate<float>("residual", values(2));
   row.out = gpu.memory().allocate("payload", payload, 1, 1);
-  row.scratch = gpu.memory().allocate("scratch", kernels::ThreeLcScratch::bytes(kTiles) + 256, 1);
+  row.scratch = gpu.memory().allocate("scratch", 1 << 16, 1);
   row.measured = gpu.memory().template allocate<Measured>("measured", std::vector<Measured>(1));
   row.count = kCount;
   row.limit = float_bits(1e30F);
@@ -158,6 +158,21 @@ Results run_threelc(Gpu& gpu) {
       });
 }
 
+template <class Gpu>
+Results run_topk(Gpu& gpu) {
+  const kernels::SparseFormat format{0.01};
+  return run_codec(
+      gpu, kernels::sparse_bytes(kernels::kept_of(format.ratio, kCount), kCount),
+      [&](EncodeBatch batch) { kernels::encode_largest(gpu, batch, format); },
+      [&](CheckBatch batch) {
+        gpu.template launch<kernels::SparseCheck>(kTiles, {batch, format});
+      },
+      [&](DecodeBatch batch) {
+        gpu.template launch<kernels::SparseStarts>(kTiles, {batch, format});
+        gpu.template launch<kernels::SparseDecode>(kTiles, {batch, format});
+      });
+}
+
 void expect_same(const Results& a, const Results& b) {
   EXPECT_EQ(a.payload, b.payload);
   EXPECT_EQ(a.residual, b.residual);
@@ -178,6 +193,13 @@ TEST(DeviceBlockTest, ThreeLcOnThreadsEqualsCheckedBlock) {
   ThreadedDevice threads;
   test::CheckedDevice checked(test::Order::forward);
   expect_same(run_threelc(threads), run_threelc(checked));
+  EXPECT_EQ(checked.faults(), std::vector<std::string>{});
+}
+
+TEST(DeviceBlockTest, TopKOnThreadsEqualsCheckedBlock) {
+  ThreadedDevice threads;
+  test::CheckedDevice checked(test::Order::forward);
+  expect_same(run_topk(threads), run_topk(checked));
   EXPECT_EQ(checked.faults(), std::vector<std::string>{});
 }
 

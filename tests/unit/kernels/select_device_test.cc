@@ -1,10 +1,12 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Places of tiles in units of more tiles than a block has threads, and payloads with a header.
+// Places of tiles in units of more tiles than a block has threads, payloads with a header, and the
+// number of launches.
 #include "kernels/sparse/select_device.h"
 
 #include <gtest/gtest.h>
 
+#include "kernels/sparse/radix_device.h"
 #include "support/checked_device.h"
 
 namespace laconic::kernels {
@@ -133,6 +135,20 @@ TEST(SelectDeviceTest, CountsBeyondBoundAreRefused) {
   lying.resize(3);
   EXPECT_FALSE(receive(lying, n).good);
   EXPECT_FALSE(receive({}, n).good);
+}
+
+class CountingQueue final : public device::Queue {
+ public:
+  uint32_t launches = 0;
+
+ protected:
+  void enqueue(std::string_view, uint64_t, Bytes) override { ++launches; }
+};
+
+TEST(SelectDeviceTest, LargestAreEncodedInTwelveLaunches) {
+  CountingQueue queue;
+  encode_largest(queue, {nullptr, 1, 1, true}, {0.01});
+  EXPECT_EQ(queue.launches, 12U);
 }
 
 }  // namespace
