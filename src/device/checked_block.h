@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -95,6 +96,20 @@ class Touches {
   Accesses reads_, writes_, atomics_;
 };
 
+/// Records without an access: their memory is taken page by page, as kernels touch it.
+class TouchTable {
+ public:
+  explicit TouchTable(uint64_t count) : at_(std::calloc(count + 1, sizeof(Touches))) {}
+  Touches& operator[](uint64_t i) const { return static_cast<Touches*>(at_.get())[i]; }
+
+ private:
+  struct Free {
+    void operator()(void* at) const { std::free(at); }
+  };
+  static_assert(std::is_trivially_copyable_v<Touches>);
+  std::unique_ptr<void, Free> at_;
+};
+
 /// Allocations of a device, and what kernels did to them.
 class CheckedMemory {
  public:
@@ -103,19 +118,22 @@ class CheckedMemory {
     uint64_t bytes = 0;
     uint32_t grain = 1;  ///< bytes of an element
     std::unique_ptr<uint8_t[]> memory;
-    std::vector<Touches> touches;  ///< by element
+    TouchTable touches;            ///< by element
     std::vector<uint8_t> written;  ///< by element: since it was allocated
   };
 
   /// `shift` bytes off an alignment of 64. Elements of `grain` bytes are touched as one.
   uint8_t* allocate(std::string name, uint64_t bytes, uint32_t grain, uint64_t shift = 0) {
-    Allocation made{std::move(name), bytes, grain, nullptr, {}, {}};
-    made.memory = std::make_unique<uint8_t[]>(bytes + shift + 128);
+    const uint64_t elements = (bytes + grain - 1) / grain;
+    Allocation made{std::move(name),
+                    bytes,
+                    grain,
+                    std::make_unique<uint8_t[]>(bytes + shift + 128),
+                    TouchTable(elements),
+                    std::vector<uint8_t>(elements)};
     auto address = reinterpret_cast<uintptr_t>(made.memory.get());
     uint8_t* const at = made.memory.get() + (64 - address % 64) + shift;
     std::memset(at, 0xA5, bytes);
-    made.touches.resize((bytes + grain - 1) / grain);
-    made.written.resize(made.touches.size());
     allocations_.emplace(at, std::move(made));
     return at;
   }
@@ -182,7 +200,7 @@ class CheckedBlock {
   template <class T, uint32_t kCount>
   class Cells {
     friend class CheckedBlock;
-    mutable std::array<Touches, kCount> touches_;
+    TouchTable touches_{kCount};
     std::array<bool, kCount> written_{};
     std::array<T, kCount> at_{};
   };
