@@ -16,11 +16,11 @@ namespace laconic::device {
 /// Results of encode for a unit; zeros before it. Largest absolute bits: infinity and NaN are on
 /// top.
 struct Measured {
-  uint32_t values = 0;    ///< of x
-  uint32_t residual = 0;  ///< of e
-  uint32_t sum = 0;       ///< of x + e
-  uint32_t reserved = 0;
-  uint64_t bytes = 0;  ///< of the payload
+  uint32_t values = 0;     ///< of x
+  uint32_t residual = 0;   ///< of e
+  uint32_t sum = 0;        ///< of x + e
+  uint32_t chunk_sum = 0;  ///< of the sums of x + e over chunks, in codecs that send means
+  uint64_t bytes = 0;      ///< of the payload
 };
 
 /// Outcome of encode for a unit.
@@ -31,14 +31,19 @@ enum class Verdict : uint8_t {
   reset,    ///< a payload, of the gradient alone: the residual could not be used
 };
 
-/// `fits(bits)`: whether the codec takes numbers of up to that size; `limit`: the bits of
+/// `encodes`: whether the codec can encode x, with a residual x + e; `limit`: the bits of
 /// Plan::largest_input.
+[[nodiscard]] LACONIC_HOST_DEVICE constexpr Verdict verdict_if(bool encodes, const Measured& m,
+                                                               bool residual, uint32_t limit) {
+  if (m.values == 0) return Verdict::zero;
+  if (encodes) return Verdict::payload;
+  return residual && m.values <= limit && m.residual > limit ? Verdict::reset : Verdict::refused;
+}
+/// `fits(bits)`: whether the codec takes numbers of up to that size.
 template <class Fits>
 [[nodiscard]] LACONIC_HOST_DEVICE Verdict verdict_of(const Measured& m, bool residual,
                                                      uint32_t limit, Fits fits) {
-  if (m.values == 0) return Verdict::zero;
-  if (fits(residual ? m.sum : m.values)) return Verdict::payload;
-  return residual && m.values <= limit && m.residual > limit ? Verdict::reset : Verdict::refused;
+  return verdict_if(fits(residual ? m.sum : m.values), m, residual, limit);
 }
 
 [[nodiscard]] LACONIC_HOST_DEVICE constexpr bool gives_payload(Verdict verdict) {
@@ -139,11 +144,11 @@ template <class B>
   return (reset ? 0.0F : b.read(row.residual, i)) + x;
 }
 
-/// Results of Measure, without `bytes`.
+/// Results of a launch that measured, without `bytes`.
 template <class B>
 [[nodiscard]] LACONIC_DEVICE Measured measured_of(B& b, const EncodeRow& row) {
   return {b.read(&row.measured->values, 0), b.read(&row.measured->residual, 0),
-          b.read(&row.measured->sum, 0), 0, 0};
+          b.read(&row.measured->sum, 0), b.read(&row.measured->chunk_sum, 0), 0};
 }
 
 [[nodiscard]] LACONIC_HOST_DEVICE constexpr uint32_t absolute_bits(float x) {

@@ -94,12 +94,16 @@ class Block {
 
   // Between phases, by all threads.
 
-  /// Every thread's value becomes the largest of its warp.
-  __device__ void warp_max(PerThread<uint32_t>& value) const {
-    uint32_t& mine = value[0];
+  /// Every thread's value becomes what those of its warp make together, folded 16, 8, …, 1 threads
+  /// apart: a sum of floats has one association. `op(a, b)` is op(b, a).
+  template <class T, class Op>
+  __device__ void warp_fold(PerThread<T>& value, Op op) const {
+    T& mine = value[0];
     for (uint32_t d = kWarp / 2; d > 0; d /= 2)
-      mine = Max{}(mine, __shfl_xor_sync(0xFFFFFFFFU, mine, d));
+      mine = op(mine, __shfl_xor_sync(0xFFFFFFFFU, mine, d));
   }
+  /// Every thread's value becomes the largest of its warp.
+  __device__ void warp_max(PerThread<uint32_t>& value) const { warp_fold(value, Max{}); }
   /// Every thread's value becomes what those of its warp up to it make together.
   template <class T, class Op>
   __device__ void warp_scan(PerThread<T>& value, Op op) const {

@@ -272,13 +272,16 @@ class CheckedBlock {
     cells.at_[i] += value;
   }
 
-  void warp_max(PerThread<uint32_t>& value) {
+  template <class T, class Op>
+  void warp_fold(PerThread<T>& value, Op op) {
     for (uint32_t first = 0; first < kThreads; first += kWarp) {
-      uint32_t most = 0;
-      for (uint32_t t = first; t < first + kWarp; ++t) most = Max{}(most, value.values_[t]);
-      std::fill_n(value.values_.begin() + first, kWarp, most);
+      T* const of = value.values_.data() + first;
+      for (uint32_t d = kWarp / 2; d > 0; d /= 2)
+        for (uint32_t l = 0; l < d; ++l) of[l] = op(of[l], of[l + d]);
+      std::fill_n(of + 1, kWarp - 1, of[0]);
     }
   }
+  void warp_max(PerThread<uint32_t>& value) { warp_fold(value, Max{}); }
   template <class T, class Op>
   void warp_scan(PerThread<T>& value, Op op) {
     for (uint32_t t = 0; t < kThreads; ++t)

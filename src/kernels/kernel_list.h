@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/bits/bits_device.h"
+#include "kernels/bits/means_device.h"
 #include "kernels/cast/cast_device.h"
 #include "kernels/core/measure_device.h"
 #include "kernels/int8/int8_device.h"
@@ -44,4 +45,9 @@
   X(SelectFinish)                  \
   X(RadixSample)                   \
   X(RadixDigits)                   \
-  X(RadixNarrow)
+  X(RadixNarrow)                   \
+  X(MeansPack)                     \
+  X(MeansTotal)                    \
+  X(MeansRest)                     \
+  X(MeansCheck)                    \
+  X(MeansDecode)

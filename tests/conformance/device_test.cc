@@ -189,6 +189,42 @@ TEST_P(DeviceLaw, BadNumbersEndAsOnCpu) {
   }
 }
 
+/// Codecs that send means.
+TEST_P(DeviceLaw, SumsThatOverflowEndAsOnCpu) {
+  const std::string_view name = spec_.codec().info.name;
+  if (name != "onebit" && name != "efsignsgd") return;  // no other adds elements up
+  constexpr float kLarge = 0.75F * std::numeric_limits<float>::max();
+  for (const bool remembers : memories()) {
+    struct Two {
+      uint64_t apart;  // in one lane; in lanes of one chunk; in two chunks
+      float first, other;
+    };
+    std::vector<Task> tasks;
+    for (const Two& two :
+         {Two{32, kLarge, kLarge}, Two{32, -kLarge, -kLarge}, Two{32, -kLarge, kLarge},
+          Two{1, -kLarge, -kLarge}, Two{16'384, kLarge, kLarge}}) {
+      for (const bool in_gradient : {true, false}) {
+        if (!in_gradient && !remembers) continue;
+        Task task = task_of(Data::laplace, 17'000, 4, remembers);
+        std::vector<float>& in = in_gradient ? task.gradient : task.residual;
+        in[100] = two.first;
+        in[100 + two.apart] = two.other;
+        tasks.push_back(task);
+      }
+    }
+    CheckedDevice gpu(Order::backward);
+    expect_cpus(spec_, tasks, gpu);
+    uint64_t resets = 0, refused = 0;
+    for (const Task& task : tasks) {
+      const Verdict verdict = encode_on_cpu(spec_, task).verdict;
+      resets += verdict == Verdict::reset ? 1 : 0;
+      refused += verdict == Verdict::refused ? 1 : 0;
+    }
+    EXPECT_GT(refused, 0U);
+    EXPECT_EQ(resets > 0, remembers);
+  }
+}
+
 TEST_P(DeviceLaw, PayloadMayStartAnywhere) {
   const Task task = task_of(Data::laplace, 1000, 1, false);
   const Coded cpu = encode_on_cpu(spec_, task);

@@ -7,6 +7,7 @@
 
 #include "codecs/dense/dense_decode.h"
 #include "kernels/bits/bits.h"
+#include "kernels/bits/means.h"
 #include "laconic/bytes.h"
 
 namespace laconic::codecs {
@@ -21,22 +22,12 @@ inline constexpr float kLargestForSums = 0x1p112F;
   return count % 8 == 0 || bits[count / 8] >> (count % 8) == 0;
 }
 
-/// Sums of a = values + residual over elements that share their two values.
-struct SignSums {
-  double negative = 0;
-  double positive = 0;
-  uint64_t positives = 0;
+using kernels::SignSums;
 
-  void add(const kernels::BitsSums& chunk) noexcept {
-    negative += static_cast<double>(chunk.negative);
-    positive += static_cast<double>(chunk.positive);
-    positives += chunk.positives;
-  }
-  /// False if some a is not finite.
-  [[nodiscard]] bool finite() const noexcept {
-    return std::isfinite(negative) && std::isfinite(positive);
-  }
-};
+/// False if some a = values + residual is not finite.
+[[nodiscard]] inline bool finite(const SignSums& sums) noexcept {
+  return std::isfinite(sums.negative) && std::isfinite(sums.positive);
+}
 
 /// Bytes of Work::scratch that pack_signs needs.
 [[nodiscard]] constexpr uint64_t sign_scratch(uint64_t count) noexcept {

@@ -6,13 +6,7 @@
 namespace laconic::codecs {
 namespace {
 
-// Payload: the mean magnitude (f32), then the bits.
-constexpr uint64_t kBitsAt = sizeof(float);
-
-uint64_t payload_bytes(uint64_t count) { return count == 0 ? 0 : kBitsAt + bit_bytes(count); }
-
-// Finite and not negative (nor −0), as bits.
-bool is_magnitude(const uint8_t* p) { return load<uint32_t>(p) < 0x7F800000U; }
+constexpr uint64_t kBitsAt = EfSignSgd::kFormat.group_bytes();
 
 }  // namespace
 
@@ -32,7 +26,7 @@ Contract EfSignSgd::contract(const Params&) {
 
 Plan EfSignSgd::plan(const Params&, const Unit& unit, uint32_t) {
   Plan plan;
-  plan.round[0].bytes = payload_bytes(unit.count);
+  plan.round[0].bytes = kFormat.bytes(unit.count);
   plan.scratch_bytes = sign_scratch(unit.count);
   plan.largest_input = kLargestForSums;
   return plan;
@@ -41,18 +35,16 @@ Plan EfSignSgd::plan(const Params&, const Unit& unit, uint32_t) {
 Encoded EfSignSgd::encode(const Call<Params>& call, Source source, MutBytes out) {
   if (call.unit.count == 0) return {};
   const SignSums sums = pack_signs(call.unit.count, source, call.work, out.data() + kBitsAt);
-  if (!sums.finite()) return {0, false};
-  const auto magnitude =
-      static_cast<float>((sums.positive - sums.negative) / static_cast<double>(call.unit.count));
-  store(out.data(), magnitude);
-  if (source.residual != nullptr)
-    keep_rest(call.unit.count, source, {-magnitude, magnitude}, call.work);
-  return {payload_bytes(call.unit.count), true};
+  if (!finite(sums)) return {0, false};
+  const kernels::BitsValues values = kFormat.values(sums, call.unit.count);
+  store(out.data(), values.one);
+  if (source.residual != nullptr) keep_rest(call.unit.count, source, values, call.work);
+  return {kFormat.bytes(call.unit.count), true};
 }
 
 Errc EfSignSgd::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
-  if (payload.size() != payload_bytes(unit.count)) return Errc::payload_malformed;
-  const bool good = unit.count == 0 || (is_magnitude(payload.data()) &&
+  if (payload.size() != kFormat.bytes(unit.count)) return Errc::payload_malformed;
+  const bool good = unit.count == 0 || (kFormat.valid(0, load<uint32_t>(payload.data())) &&
                                         clean_padding(payload.data() + kBitsAt, unit.count));
   return good ? Errc::ok : Errc::payload_malformed;
 }
@@ -60,8 +52,7 @@ Errc EfSignSgd::check(const Params&, const Unit& unit, uint32_t, Bytes payload) 
 void EfSignSgd::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
   decode_signs(terms, call.work, target, call.unit.count, kBitsAt, kDenseChunk,
                [](const uint8_t* payload, uint64_t) {
-                 const auto magnitude = load<float>(payload);
-                 return kernels::BitsValues{-magnitude, magnitude};
+                 return kernels::MeansFormat::both_signs(load<float>(payload));
                });
 }
 

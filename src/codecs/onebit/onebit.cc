@@ -11,7 +11,7 @@ namespace {
 
 using kernels::BitsValues;
 
-constexpr uint64_t kChunk = uint64_t{1} << 15;
+constexpr uint64_t kChunk = OneBit::kChunk;
 static_assert(kChunk % kernels::kBitsChunk == 0 && kDenseChunk % kChunk == 0);
 
 // Chunks of which both passes find the elements in the second-level cache, 8 bytes each.
@@ -20,51 +20,23 @@ constexpr uint64_t kCached = 4 * kChunk;
 // Elements whose 8 bytes are half of a first-level cache or more.
 constexpr uint64_t kPiece = 4096;
 
-// Payload: for every chunk the means of the bits 0 and 1 (f32), then the bits of the unit.
 constexpr uint64_t kMeansBytes = sizeof(BitsValues);
 static_assert(kMeansBytes == 8);
 
-uint64_t means_count(const OneBit::Params& params, uint64_t count) {
-  return params.scale == OneBit::Scale::chunk ? ceil_div(count, kChunk) : count != 0 ? 1 : 0;
-}
-
-uint64_t bits_at(const OneBit::Params& params, uint64_t count) {
-  return means_count(params, count) * kMeansBytes;
-}
-
-uint64_t payload_bytes(const OneBit::Params& params, uint64_t count) {
-  return bits_at(params, count) + bit_bytes(count);
-}
-
-// The mean of no element is 0.
-float mean_of(double sum, uint64_t count) {
-  return count == 0 ? 0.0F : static_cast<float>(sum / static_cast<double>(count));
-}
-
-BitsValues means_of(const SignSums& sums, uint64_t count) {
-  return {mean_of(sums.negative, count - sums.positives), mean_of(sums.positive, sums.positives)};
-}
-
-// One is finite and not negative, the other finite and not positive; 0 has no sign.
-bool are_means(const uint8_t* p) {
-  const auto zero = load<uint32_t>(p);
-  const auto one = load<uint32_t>(p + sizeof(float));
-  return (zero == 0 || (zero > 0x80000000U && zero < 0xFF800000U)) && one < 0x7F800000U;
-}
-
-Encoded encode_unit(const OneBit::Params& params, uint64_t count, Source source, Work& work,
+Encoded encode_unit(const kernels::MeansFormat& format, uint64_t count, Source source, Work& work,
                     MutBytes out) {
-  const SignSums sums = pack_signs(count, source, work, out.data() + bits_at(params, count));
-  if (!sums.finite()) return {0, false};
-  const BitsValues means = means_of(sums, count);
+  const SignSums sums = pack_signs(count, source, work, out.data() + format.bits_at(count));
+  if (!finite(sums)) return {0, false};
+  const BitsValues means = format.values(sums, count);
   store(out.data(), means);
   if (source.residual != nullptr) keep_rest(count, source, means, work);
-  return {payload_bytes(params, count), true};
+  return {format.bytes(count), true};
 }
 
 // The two passes over a chunk.
 struct ChunkEncoder {
   const kernels::BitsKernels& kernel;
+  kernels::MeansFormat format;
   uint64_t count = 0;
   Source source;
   uint8_t* means = nullptr;
@@ -73,8 +45,8 @@ struct ChunkEncoder {
   // Writes bits and means. False if something is not finite.
   [[nodiscard]] bool pack(uint64_t begin, uint64_t end) const {
     const SignSums sums = pack_signs(kernel, begin, end, source, bits);
-    store(means + begin / kChunk * kMeansBytes, means_of(sums, end - begin));
-    return sums.finite();
+    store(means + begin / kChunk * kMeansBytes, format.values(sums, end - begin));
+    return finite(sums);
   }
   // Begins at the end, which is in the first-level cache still.
   void keep_rest(uint64_t begin, uint64_t end) const {
@@ -147,36 +119,41 @@ Contract OneBit::contract(const Params& params) {
 
 Plan OneBit::plan(const Params& params, const Unit& unit, uint32_t) {
   Plan plan;
-  plan.round[0].bytes = payload_bytes(params, unit.count);
+  plan.round[0].bytes = format(params).bytes(unit.count);
   plan.scratch_bytes = params.scale == Scale::unit ? sign_scratch(unit.count) : 0;
   plan.largest_input = kLargestForSums;
   return plan;
 }
 
 Encoded OneBit::encode(const Call<Params>& call, Source source, MutBytes out) {
-  if (call.unit.count == 0) return {};
-  if (call.params->scale == Scale::unit)
-    return encode_unit(*call.params, call.unit.count, source, call.work, out);
-  const ChunkEncoder encoder{kernels::bits_kernels(call.work.isa), call.unit.count, source,
-                             out.data(), out.data() + bits_at(*call.params, call.unit.count)};
+  const uint64_t count = call.unit.count;
+  const kernels::MeansFormat means = format(*call.params);
+  if (count == 0) return {};
+  if (call.params->scale == Scale::unit) return encode_unit(means, count, source, call.work, out);
+  const ChunkEncoder encoder{kernels::bits_kernels(call.work.isa), means, count, source, out.data(),
+                             out.data() + means.bits_at(count)};
   if (!encode_chunks(encoder, call.work)) return {0, false};
-  return {payload_bytes(*call.params, call.unit.count), true};
+  return {means.bytes(count), true};
 }
 
 Errc OneBit::check(const Params& params, const Unit& unit, uint32_t, Bytes payload) {
-  if (payload.size() != payload_bytes(params, unit.count)) return Errc::payload_malformed;
-  const uint64_t bits = bits_at(params, unit.count);
+  const kernels::MeansFormat means = format(params);
+  if (payload.size() != means.bytes(unit.count)) return Errc::payload_malformed;
+  const uint64_t bits = means.bits_at(unit.count);
   for (uint64_t i = 0; i < bits; i += kMeansBytes) {
-    if (!are_means(payload.data() + i)) return Errc::payload_malformed;
+    const uint8_t* const at = payload.data() + i;
+    if (!means.valid(load<uint32_t>(at), load<uint32_t>(at + sizeof(float))))
+      return Errc::payload_malformed;
   }
   return clean_padding(payload.data() + bits, unit.count) ? Errc::ok : Errc::payload_malformed;
 }
 
 void OneBit::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
-  const bool chunked = call.params->scale == Scale::chunk;
-  decode_signs(terms, call.work, target, call.unit.count, bits_at(*call.params, call.unit.count),
-               chunked ? kChunk : kDenseChunk, [&](const uint8_t* payload, uint64_t element) {
-                 return load<BitsValues>(payload + (chunked ? element / kChunk * kMeansBytes : 0));
+  const kernels::MeansFormat means = format(*call.params);
+  decode_signs(terms, call.work, target, call.unit.count, means.bits_at(call.unit.count),
+               means.group != 0 ? means.group : kDenseChunk,
+               [&](const uint8_t* payload, uint64_t element) {
+                 return load<BitsValues>(payload + means.values_at(element));
                });
 }
 

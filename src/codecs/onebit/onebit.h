@@ -3,6 +3,8 @@
 
 #include <array>
 
+#include "device/codec.h"
+#include "kernels/bits/means.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -25,11 +27,18 @@ struct OneBit {
                                  "unit: two means in all; chunk: per 32768 elements (speed)"),
   };
 
+  static constexpr uint64_t kChunk = uint64_t{1} << 15;
+  /// For every chunk, or the unit, the means of the bits 0 and 1, then the bits of the unit.
+  static constexpr kernels::MeansFormat format(const Params& params) {
+    return {params.scale == Scale::chunk ? kChunk : 0, false};
+  }
+
   static Contract contract(const Params& params);
   static Plan plan(const Params& params, const Unit& unit, uint32_t world);
   static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params& params, const Unit& unit, uint32_t round, Bytes payload);
   static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
+  static const device::Codec twin;  ///< on GPUs
 };
 
 }  // namespace laconic::codecs

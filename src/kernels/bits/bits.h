@@ -64,6 +64,15 @@ struct BitsKernels {
 const BitsKernels& bits_kernels(Isa isa) noexcept;
 extern const BitsKernels kBitsScalar;
 
+/// The bit of an element, the value of a bit, and what the value leaves of the element.
+[[nodiscard]] constexpr bool bit_of(float a) noexcept { return a >= 0; }
+[[nodiscard]] constexpr float value_of(bool bit, const BitsValues& values) noexcept {
+  return bit ? values.one : values.zero;
+}
+[[nodiscard]] constexpr float rest_of(float a, const BitsValues& values) noexcept {
+  return a - value_of(bit_of(a), values);
+}
+
 /// Bit of element i.
 [[nodiscard]] constexpr bool bit_at(const uint8_t* bits, uint64_t i) noexcept {
   return (uint32_t{bits[i / 8]} >> (i % 8) & 1U) != 0;

@@ -12,7 +12,7 @@ template <class Value>
 uint8_t byte_of(uint64_t i, uint64_t n, Value value) {
   uint32_t byte = 0;
   for (uint64_t k = 0; k < 8 && i + k < n; ++k) {
-    byte |= static_cast<uint32_t>(value(i + k) >= 0) << k;
+    byte |= static_cast<uint32_t>(bit_of(value(i + k))) << k;
   }
   return static_cast<uint8_t>(byte);
 }
@@ -36,9 +36,9 @@ BitsSums pack_sums(const float* x, const float* e, uint64_t n, uint8_t* bits) {
   BitsSums sums;
   for (uint64_t i = 0; i < n; ++i) {
     const float a = value(i);
-    float* const lane = a >= 0 ? positive : negative;
+    float* const lane = bit_of(a) ? positive : negative;
     lane[i % kBitsLanes] += a;
-    sums.positives += a >= 0 ? 1 : 0;
+    sums.positives += bit_of(a) ? 1U : 0U;
   }
   sums.negative = fold(negative);
   sums.positive = fold(positive);
@@ -46,10 +46,7 @@ BitsSums pack_sums(const float* x, const float* e, uint64_t n, uint8_t* bits) {
 }
 
 void keep_rest(const float* x, float* e, uint64_t n, BitsValues values) {
-  for (uint64_t i = 0; i < n; ++i) {
-    const float a = x[i] + e[i];
-    e[i] = a - (a >= 0 ? values.one : values.zero);
-  }
+  for (uint64_t i = 0; i < n; ++i) e[i] = rest_of(x[i] + e[i], values);
 }
 
 void decode(float* out, Output output, const BitsTerm* terms, uint32_t count, uint64_t n) {
@@ -58,7 +55,7 @@ void decode(float* out, Output output, const BitsTerm* terms, uint32_t count, ui
     return;
   }
   const auto value = [&](uint32_t t, uint64_t i) {
-    return bit_at(terms[t].bits, i) ? terms[t].values.one : terms[t].values.zero;
+    return value_of(bit_at(terms[t].bits, i), terms[t].values);
   };
   for (uint64_t i = 0; i < n; ++i) {
     float sum = output == Output::add ? out[i] + value(0, i) : value(0, i);

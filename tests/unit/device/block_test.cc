@@ -173,6 +173,25 @@ Results run_topk(Gpu& gpu) {
       });
 }
 
+template <class Gpu>
+Results run_means(Gpu& gpu) {
+  const kernels::MeansFormat format{};
+  static_assert(kCount <= kernels::kBitsChunk);
+  return run_codec(
+      gpu, format.bytes(kCount),
+      [&](EncodeBatch batch) {
+        gpu.template launch<kernels::MeansPack>(1, {batch, format});
+        gpu.template launch<kernels::MeansTotal>(1, {batch, format});
+        gpu.template launch<kernels::MeansRest>(1, {batch, format});
+      },
+      [&](CheckBatch batch) {
+        gpu.template launch<kernels::MeansCheck>(1, {batch, format});
+      },
+      [&](DecodeBatch batch) {
+        gpu.template launch<kernels::MeansDecode>(1, {batch, format});
+      });
+}
+
 void expect_same(const Results& a, const Results& b) {
   EXPECT_EQ(a.payload, b.payload);
   EXPECT_EQ(a.residual, b.residual);
@@ -200,6 +219,13 @@ TEST(DeviceBlockTest, TopKOnThreadsEqualsCheckedBlock) {
   ThreadedDevice threads;
   test::CheckedDevice checked(test::Order::forward);
   expect_same(run_topk(threads), run_topk(checked));
+  EXPECT_EQ(checked.faults(), std::vector<std::string>{});
+}
+
+TEST(DeviceBlockTest, MeansOnThreadsEqualCheckedBlock) {
+  ThreadedDevice threads;
+  test::CheckedDevice checked(test::Order::forward);
+  expect_same(run_means(threads), run_means(checked));
   EXPECT_EQ(checked.faults(), std::vector<std::string>{});
 }
 

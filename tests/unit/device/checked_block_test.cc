@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <numeric>
 
 namespace laconic::device {
@@ -182,6 +183,24 @@ TEST_F(CheckedBlockTest, MaximaAndScansAreThoseOfAllThreads) {
     uint32_t before = 0;
     for (uint32_t i = 0; i < t; ++i) before += i * 37 % 256;
     EXPECT_EQ(other[t], before);
+  });
+  EXPECT_THAT(faults(), IsEmpty());
+}
+
+TEST_F(CheckedBlockTest, FoldOfWarpAddsDistantThreadsFirst) {
+  CheckedBlock b = block();
+  PerThread<CheckedBlock, float> value(b);
+  const auto of = [](uint32_t t) {
+    return std::ldexp(1.0F + static_cast<float>(t), static_cast<int>(t % 7) * 9);
+  };
+  b.alone([&](uint32_t t) { value[t] = of(t); });
+  b.warp_fold(value, Sum{});
+  b.alone([&](uint32_t t) {
+    std::array<float, kWarp> lane;
+    for (uint32_t l = 0; l < kWarp; ++l) lane[l] = of(t / kWarp * kWarp + l);
+    for (const uint32_t half : {16U, 8U, 4U, 2U, 1U})
+      for (uint32_t l = 0; l < half; ++l) lane[l] += lane[l + half];
+    EXPECT_EQ(value[t], lane[0]) << t;
   });
   EXPECT_THAT(faults(), IsEmpty());
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <barrier>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -46,11 +47,12 @@ template <class T, class From>
 T laconic::test::shuffle(T value, From from) {
   ThreadedBlock::Warp& warp = this_block->warps[threadIdx.x / device::kWarp];
   const uint32_t lane = threadIdx.x % device::kWarp;
-  warp.lanes[lane] = value;
+  static_assert(sizeof(T) <= sizeof warp.lanes[lane]);
+  std::memcpy(&warp.lanes[lane], &value, sizeof value);
   warp.barrier.arrive_and_wait();
-  const auto got = static_cast<T>(warp.lanes[from(lane)]);
+  std::memcpy(&value, &warp.lanes[from(lane)], sizeof value);
   warp.barrier.arrive_and_wait();
-  return got;
+  return value;
 }
 
 inline void __syncthreads() { laconic::test::this_block->barrier.arrive_and_wait(); }
