@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "codecs/sparse/magnitude_sample.h"
+#include "kernels/sparse/moments_elements.h"
 
 namespace laconic::codecs::sidco {
 namespace {
@@ -15,18 +16,11 @@ using kernels::ChunkMoments;
 using kernels::kMomentsChunk;
 using kernels::kMomentsLanes;
 using kernels::MomentsInput;
+using kernels::sidco::most_listed;
 
-constexpr double kLn2 = 0.69314718055994530942;
 // Up to 16 MiB turning round finds enough of the last pass in the second-level cache to pay for the
 // slower start of every chunk.
 constexpr uint64_t kTurningCount = uint64_t{1} << 22;
-constexpr uint32_t kInfinityKey = 0x7F800000U;
-
-// The second part is twice what exceeds the threshold between the first and the last one where
-// there are three: from there on nothing is read from memory again.
-uint64_t capacity_of(uint64_t n, uint64_t wanted) {
-  return std::min(n, std::max(4 * wanted + 4096, n / 28));
-}
 
 // A list made for closing in holds at least this many times what is wanted: thresholds tried on the
 // way select more.
@@ -35,19 +29,6 @@ constexpr double kListed = 2.4;
 uint64_t sample_bytes(uint64_t n, uint64_t wanted) {
   return MagnitudeSample::pays(n, wanted) ? MagnitudeSample::size(n) * sizeof(uint32_t) : 0;
 }
-
-// Squares of magnitudes within 2^±50 and sums of 2^14 of them are normal floats.
-bool needs_scale(uint32_t max_key) {
-  const int exponent = static_cast<int>(max_key >> 23) - 127;
-  return exponent < -50 || exponent > 50;
-}
-
-// A power of two that takes the largest magnitude near 1.
-float scale_for(uint32_t max_key) {
-  return std::ldexp(1.0F, std::clamp(127 - static_cast<int>(max_key >> 23), -126, 126));
-}
-
-float magnitude(uint32_t key) { return std::bit_cast<float>(key); }
 
 // The lanes of one sum of one chunk (kernels/sparse/moments.h), filled from a list.
 struct LaneSum {
@@ -65,17 +46,8 @@ struct LaneSum {
 
 }  // namespace
 
-Threshold threshold_at(double eta) noexcept {
-  if (!(eta > 0)) return {};
-  if (eta >= static_cast<double>(magnitude(kInfinityKey - 1))) {
-    return {kInfinityKey, magnitude(kInfinityKey - 1)};
-  }
-  const auto value = static_cast<float>(eta);
-  return {kernels::magnitude_key(value) + 1, value};
-}
-
 uint64_t Exceedances::scratch_bytes(uint64_t n, uint64_t wanted) noexcept {
-  return CandidateList::scratch_bytes(n, capacity_of(n, wanted)) +
+  return CandidateList::scratch_bytes(n, most_listed(n, wanted)) +
          ceil_div(n, kMomentsChunk) * sizeof(ChunkMoments) + sample_bytes(n, wanted);
 }
 
@@ -84,7 +56,7 @@ Exceedances::Exceedances(Source from, uint64_t n, uint64_t wanted, Law law,
     : from_(from),
       x_(from.values),
       n_(n),
-      capacity_(capacity_of(n, wanted)),
+      capacity_(most_listed(n, wanted)),
       law_(law),
       work_(work),
       chunk_(reinterpret_cast<ChunkMoments*>(work.scratch.data() +
@@ -97,7 +69,7 @@ Pass Exceedances::next_pass() noexcept {
   return backward_ ? Pass::backward : Pass::forward;
 }
 
-Exceedances::Totals Exceedances::pass_over_memory(Kernel kernel, MomentsInput in) {
+Totals Exceedances::pass_over_memory(Kernel kernel, MomentsInput in) {
   ++passes_;
   const uint64_t chunks = ceil_div(n_, kMomentsChunk);
   const auto look = [&](uint64_t begin, uint64_t end) {
@@ -118,7 +90,7 @@ Exceedances::Totals Exceedances::pass_over_memory(Kernel kernel, MomentsInput in
 }
 
 // Adds to the same lanes in the same order as the kernels: skipped elements would have added 0.
-Exceedances::Totals Exceedances::pass_over_list(MomentsInput in) const {
+Totals Exceedances::pass_over_list(MomentsInput in) const {
   Totals t;
   LaneSum sum;
   LaneSum square;
@@ -135,7 +107,7 @@ Exceedances::Totals Exceedances::pass_over_list(MomentsInput in) const {
     for (uint64_t j = 0; j < m; ++j) {
       const uint32_t key = kernels::magnitude_key(value[j]);
       if (key < in.floor) continue;
-      const float z = std::fabs(value[j]) * in.scale - in.shift;
+      const float z = kernels::exceedance(key, in);
       sum.lane[index[j] % kMomentsLanes] += z;
       square.lane[index[j] % kMomentsLanes] += z * z;
       ++t.count;
@@ -146,18 +118,6 @@ Exceedances::Totals Exceedances::pass_over_list(MomentsInput in) const {
   return t;
 }
 
-// Sums were taken of z = a - shift; the moments wanted are of a - low = z - (low - shift).
-Moments Exceedances::moments_of(const Totals& t, double offset) const {
-  Moments m;
-  m.count = t.count;
-  if (t.count == 0) return m;
-  const auto count = static_cast<double>(t.count);
-  const double mean = t.sum / count;
-  m.mean = mean - offset;
-  if (t.count >= 2) m.variance = std::max(0.0, (t.square - t.sum * mean) / (count - 1));
-  return m;
-}
-
 Moments Exceedances::all() {
   const kernels::MomentsKernels& k = kernels::moments_kernels(work_.isa);
   const Kernel kernel = law_ == Law::gamma_pareto ? k.log_mean
@@ -165,15 +125,13 @@ Moments Exceedances::all() {
                                                   : k.mean;
   Totals t = pass_over_memory(kernel, {});
   max_key_ = t.max_key;
-  if (t.count != 0 && needs_scale(t.max_key)) {
-    scale_ = scale_for(t.max_key);
+  if (t.count != 0 && kernels::sidco::needs_scale(t.max_key)) {
+    scale_ = kernels::sidco::scale_for(t.max_key);
     t = pass_over_memory(kernel, {1, scale_, 0});
   }
-  Moments m = moments_of(t, 0);
-  if (law_ == Law::gamma_pareto && t.count != 0) {
-    m.log_mean =
-        kLn2 * t.log2_sum / static_cast<double>(t.count) + std::log(static_cast<double>(scale_));
-  }
+  Moments m = kernels::sidco::moments_of(t, 0);
+  if (law_ == Law::gamma_pareto && t.count != 0)
+    m.log_mean = kernels::sidco::log_mean_of(t, scale_);
   return m;
 }
 
@@ -184,8 +142,7 @@ Moments Exceedances::above(Threshold eta, double* low) {
   const Totals t = listed(eta)
                        ? pass_over_list(in)
                        : pass_over_memory(law_ == Law::exponential ? k.mean : k.variance, in);
-  *low = static_cast<double>(magnitude(t.min_key) * scale_);
-  return moments_of(t, *low - static_cast<double>(shift));
+  return kernels::sidco::moments_above(t, shift, scale_, low);
 }
 
 bool Exceedances::listed(Threshold eta) const noexcept {

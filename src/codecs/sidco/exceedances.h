@@ -14,15 +14,6 @@
 
 namespace laconic::codecs::sidco {
 
-/// A threshold, as what it selects: every element with a key of at least `key`, that is, with
-/// |a| > `value`.
-struct Threshold {
-  uint32_t key = 1;
-  float value = 0;
-};
-/// The threshold next to η, which may be any double.
-[[nodiscard]] Threshold threshold_at(double eta) noexcept;
-
 class Exceedances {
  public:
   [[nodiscard]] static uint64_t scratch_bytes(uint64_t n, uint64_t wanted) noexcept;
@@ -54,14 +45,6 @@ class Exceedances {
   void write_largest(uint64_t wanted, SparseWriter& writer);
 
  private:
-  struct Totals {
-    uint64_t count = 0;
-    uint32_t min_key = 0x7FFFFFFFU;
-    uint32_t max_key = 0;
-    double sum = 0;
-    double square = 0;
-    double log2_sum = 0;
-  };
   using Kernel = void (*)(const float*, uint32_t, kernels::MomentsInput, kernels::ChunkMoments*);
 
   Totals pass_over_memory(Kernel kernel, kernels::MomentsInput in);
@@ -70,7 +53,6 @@ class Exceedances {
   [[nodiscard]] uint64_t count_in_memory(uint32_t floor);
   void write_from_memory(Cut cut, SparseWriter& writer);
   Pass next_pass() noexcept;
-  Moments moments_of(const Totals& t, double shift) const;
 
   Source from_;
   const float* x_;

@@ -60,15 +60,15 @@ class KsSearch {
 MagnitudeLaw MagnitudeLaw::exponential(double mean) { return {Kind::exponential, 0, mean}; }
 
 std::optional<MagnitudeLaw> MagnitudeLaw::gamma(const Moments& a) {
-  const auto fit = gamma_fit(a);
-  if (!fit) return {};
-  return MagnitudeLaw(Kind::gamma, fit->shape, fit->scale);
+  const Shape fit = gamma_fit(a);
+  if (!fit.known) return {};
+  return MagnitudeLaw(Kind::gamma, fit.shape, fit.scale);
 }
 
 std::optional<MagnitudeLaw> MagnitudeLaw::pareto(const Moments& m) {
-  const auto fit = pareto_fit(m);
-  if (!fit) return {};
-  return MagnitudeLaw(Kind::pareto, fit->shape, fit->scale);
+  const Shape fit = pareto_fit(m);
+  if (!fit.known) return {};
+  return MagnitudeLaw(Kind::pareto, fit.shape, fit.scale);
 }
 
 std::optional<MagnitudeLaw> MagnitudeLaw::normal(std::span<const float> x) {

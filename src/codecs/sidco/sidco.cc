@@ -19,20 +19,20 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 using sidco::Adaptation;
 using sidco::Exceedances;
+using sidco::in_band;
 using sidco::Moments;
 using sidco::Threshold;
 using sidco::threshold_at;
+using sidco::threshold_from;
 using sidco::Trace;
-
-constexpr double kBand = 0.2;  // goal of the guard: (1 ± kBand)·k
-constexpr uint32_t kGuardPasses = 8;
 
 // Payload: u32 elements sent, u32 elements above the fitted threshold, the set.
 struct Header {
   uint32_t count;
   uint32_t fitted;
 };
-constexpr uint64_t kHeader = sizeof(Header);
+constexpr uint64_t kHeader = Sidco::kHeader;
+static_assert(sizeof(Header) == kHeader);
 
 SparseView set_of(Bytes payload, uint64_t n) {
   return sparse_view(payload.subspan(kHeader), load<Header>(payload.data()).count, n);
@@ -40,36 +40,21 @@ SparseView set_of(Bytes payload, uint64_t n) {
 
 uint64_t most_sent(double ratio, uint64_t n) {
   const uint64_t k = kept_of(ratio, n);
-  return std::min(n, k + ceil_div(k, 5));
-}
-
-bool in_band(uint64_t count, uint64_t k) {
-  const auto c = static_cast<double>(count);
-  const auto wanted = static_cast<double>(k);
-  return c >= (1 - kBand) * wanted && c <= (1 + kBand) * wanted;
+  return std::min(n, k + ceil_div(k, Sidco::kSpare));
 }
 
 sidco::Mode mode_of(const Sidco::Params& p) { return static_cast<sidco::Mode>(p.mode); }
 
-bool adapts(const Sidco::Params& p) { return p.stages == 0 && mode_of(p) != sidco::Mode::fixed; }
-
 uint32_t stages_of(const Sidco::Params& p, std::span<const float> state) {
   if (p.stages != 0) return p.stages;
-  if (!adapts(p)) return sidco::fixed_stages(p.ratio);
-  const auto adapted = static_cast<uint32_t>(Adaptation::read(state).stages);
-  return std::min(adapted, sidco::max_stages(p.ratio));
+  if (!Sidco::adapts(p)) return sidco::fixed_stages(p.ratio);
+  return Adaptation::read(state).stages_up_to(sidco::max_stages(p.ratio));
 }
 
 // The guard corrects thresholds, and where no number of stages is learnt from the fitted one, the
 // next call begins with the last corrected one: one float of state, 0 while there is none.
 constexpr uint64_t kLastThreshold = 1;
-bool keeps_threshold(const Sidco::Params& p) { return p.guard && !adapts(p); }
-
-// Selects what has at least this magnitude.
-Threshold threshold_from(float magnitude) {
-  const uint32_t key = kernels::magnitude_key(magnitude);
-  return {key, std::bit_cast<float>(key - 1)};
-}
+bool keeps_threshold(const Sidco::Params& p) { return p.guard && !Sidco::adapts(p); }
 
 float smallest_sent(SparseView set) {
   float smallest = kInfinity;
@@ -89,7 +74,7 @@ double fitted_threshold(Exceedances& unit, sidco::Law law, const Moments& all, d
     trace.add({all, 0, threshold_at(eta), count * delta});
     return eta;
   }
-  const double step = std::pow(delta / sidco::kFirstRatio, 1.0 / (stages - 1));
+  const double step = kernels::sidco::later_ratio(delta, stages);
   double eta = first_threshold(law, all, sidco::kFirstRatio) * unit.unit();
   double expected = count * sidco::kFirstRatio;
   double wanted = expected;
@@ -114,30 +99,11 @@ struct Selection {
   uint64_t count = 0;
 };
 
-// Guarded correction, section 8 of the reference: a bracket of thresholds and their counts, closed
-// by interpolation of ln(count) and by the geometric mean in turn.
+// Guarded correction, section 8 of the reference.
 Selection corrected(Exceedances& unit, Selection s, uint64_t k, uint64_t nonzero, Trace& trace) {
-  double low = 0;
-  double high = static_cast<double>(std::bit_cast<float>(unit.max_key()));
-  auto count_low = static_cast<double>(nonzero);
-  double count_high = 0;
-  const auto wanted = static_cast<double>(k);
-  double eta = static_cast<double>(s.eta.value);
-  bool interpolate = true;
-  for (uint32_t pass = 0; pass < kGuardPasses && !in_band(s.count, k); ++pass) {
-    const auto count = static_cast<double>(s.count);
-    (count > wanted ? low : high) = eta;
-    (count > wanted ? count_low : count_high) = count;
-    if (interpolate) {
-      const double part = (std::log(count_low) - std::log(wanted)) /
-                          (std::log(count_low) - std::log(std::max(count_high, 0.5)));
-      eta = low + (high - low) * part;
-    } else {
-      eta = low == 0 ? high / 3 : std::sqrt(low * high);
-    }
-    interpolate = !interpolate;
-    if (!(eta > low && eta < high)) eta = (low + high) / 2;
-    s.eta = threshold_at(eta);
+  kernels::sidco::Bracket bracket(unit.max_key(), nonzero, s.eta, k);
+  for (uint32_t pass = 0; pass < kernels::sidco::kGuardPasses && !in_band(s.count, k); ++pass) {
+    s.eta = bracket.next(s.count);
     s.count = unit.count(s.eta);
     ++trace.corrections;
   }
@@ -227,7 +193,7 @@ Encoded sidco::encode_traced(const Call<Sidco::Params>& call, Source source, Mut
   if (keeps_threshold(p) && !call.state.empty() && call.state[0] > 0) {
     const Threshold last = threshold_from(call.state[0]);
     const uint64_t count = exceedances.count(last);
-    if (exceedances.listed(last) && (in_band(count, k) || count > k)) {
+    if (kernels::sidco::serves(count, n, k)) {
       trace.eta = last;
       trace.fitted = count;
       Encoded sent = in_band(count, k) ? send_above(last, count) : send_largest(k);

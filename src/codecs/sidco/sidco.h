@@ -50,6 +50,11 @@ struct Sidco {
   static void commit(const Call<Params>& call, std::span<float> state, Bytes sent, Bytes merged,
                      uint32_t contributors);
   static void erase(const Call<Params>& call, Bytes payload, float* values);
+
+  static constexpr uint32_t kHeader = 8;  ///< bytes: elements sent, elements above the fit
+  static constexpr uint32_t kSpare = 5;   ///< up to 1/kSpare more than wanted may be sent
+  /// Whether the number of stages is learnt.
+  static bool adapts(const Params& p) { return p.stages == 0 && p.mode != 2; }
 };
 
 }  // namespace laconic::codecs

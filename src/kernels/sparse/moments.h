@@ -34,9 +34,11 @@ struct ChunkMoments {
 };
 
 /// log2(1 + t) = t·(c0 + t·(c1 + …)) for m = 1 + t in [√½, √2): error below 2.2e-6.
-inline constexpr float kLog2Polynomial[6] = {1.4427134990692139F,  -0.7211318612098694F,
-                                             0.4793480634689331F,  -0.3674902617931366F,
-                                             0.32215431332588196F, -0.20658989250659943F};
+[[nodiscard]] constexpr float log2_coefficient(int i) noexcept {
+  constexpr float kOf[6] = {1.4427134990692139F,  -0.7211318612098694F, 0.4793480634689331F,
+                            -0.3674902617931366F, 0.32215431332588196F, -0.20658989250659943F};
+  return kOf[i];
+}
 /// Bits of √½: |x| = m·2^e with e = (key - kSqrtHalf) >> 23 and the rest of the bits in m.
 inline constexpr int32_t kSqrtHalf = 0x3F3504F3;
 

@@ -49,8 +49,8 @@ HWY_INLINE Log2 log2_of(VI key) {
   const VI over = hn::Sub(key, root);
   const VI m = hn::Add(hn::And(over, hn::Set(d, 0x7FFFFF)), root);
   const VF t = hn::Sub(hn::BitCast(f, m), hn::Set(f, 1.0F));
-  VF p = hn::Set(f, kLog2Polynomial[5]);
-  for (int i = 4; i >= 0; --i) p = hn::Add(hn::Mul(p, t), hn::Set(f, kLog2Polynomial[i]));
+  VF p = hn::Set(f, log2_coefficient(5));
+  for (int i = 4; i >= 0; --i) p = hn::Add(hn::Mul(p, t), hn::Set(f, log2_coefficient(i)));
   return {hn::ShiftRight<23>(over), hn::Mul(p, t)};
 }
 
