@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "device/phases.h"
 #include "laconic/dtype.h"
@@ -20,6 +21,7 @@ struct Measured {
   uint32_t residual = 0;   ///< of e
   uint32_t sum = 0;        ///< of x + e
   uint32_t chunk_sum = 0;  ///< of the sums of x + e over chunks, in codecs that send means
+  uint32_t state = 0;      ///< of the codec state
   uint64_t bytes = 0;      ///< of the payload
 };
 
@@ -27,7 +29,7 @@ struct Measured {
 enum class Verdict : uint8_t {
   payload,
   zero,     ///< the gradient is: nothing is sent, the residual stays
-  refused,  ///< not finite, or too large; nothing changes
+  refused,  ///< not finite, or too large, or the codec state is not finite; nothing changes
   reset,    ///< a payload, of the gradient alone: the residual could not be used
 };
 
@@ -36,6 +38,7 @@ enum class Verdict : uint8_t {
 [[nodiscard]] LACONIC_HOST_DEVICE constexpr Verdict verdict_if(bool encodes, const Measured& m,
                                                                bool residual, uint32_t limit) {
   if (m.values == 0) return Verdict::zero;
+  if (m.state >= float_bits(std::numeric_limits<float>::infinity())) return Verdict::refused;
   if (encodes) return Verdict::payload;
   return residual && m.values <= limit && m.residual > limit ? Verdict::reset : Verdict::refused;
 }
@@ -59,6 +62,7 @@ struct UpTo {
 struct EncodeRow {
   const void* values = nullptr;  ///< of `dtype`: f32, f16 or bf16
   float* residual = nullptr;     ///< null: none
+  const float* state = nullptr;  ///< Plan::state_floats; null: as at the start
   uint8_t* out = nullptr;        ///< Plan::round[0].bytes, at any alignment
   uint8_t* scratch = nullptr;    ///< Layout::scratch, aligned to 16 bytes
   Measured* measured = nullptr;
@@ -77,6 +81,19 @@ struct EncodeBatch {
   uint32_t units = 0;
   uint64_t tiles = 0;
   bool residual = false;  ///< rows have one
+};
+
+/// A unit that was delivered.
+struct CommitRow {
+  float* state = nullptr;  ///< Plan::state_floats
+  const uint8_t* sent = nullptr;
+  uint64_t bytes = 0;  ///< 0: nothing was sent
+  uint64_t count = 0;
+};
+
+struct CommitBatch {
+  const CommitRow* rows = nullptr;
+  uint32_t units = 0;
 };
 
 /// A received payload: any bytes. It has a tile even if the unit is empty.
@@ -148,7 +165,8 @@ template <class B>
 template <class B>
 [[nodiscard]] LACONIC_DEVICE Measured measured_of(B& b, const EncodeRow& row) {
   return {b.read(&row.measured->values, 0), b.read(&row.measured->residual, 0),
-          b.read(&row.measured->sum, 0), b.read(&row.measured->chunk_sum, 0), 0};
+          b.read(&row.measured->sum, 0), b.read(&row.measured->chunk_sum, 0),
+          b.read(&row.measured->state, 0), 0};
 }
 
 [[nodiscard]] LACONIC_HOST_DEVICE constexpr uint32_t absolute_bits(float x) {

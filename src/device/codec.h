@@ -27,6 +27,8 @@ struct Codec {
   void (*decode)(const void* params, const DecodeBatch& batch, Queue& queue);
   /// As CodecTable::finish, of DecodeRow::values. Null: nothing to do.
   void (*finish)(const void* params, const DecodeBatch& batch, Queue& queue);
+  /// As CodecTable::commit, of frames. Null: the codec has no state.
+  void (*commit)(const void* params, const CommitBatch& batch, Queue& queue) = nullptr;
 };
 
 }  // namespace laconic::device

@@ -9,6 +9,7 @@
 #include "kernels/cast/cast_device.h"
 #include "kernels/core/measure_device.h"
 #include "kernels/int8/int8_device.h"
+#include "kernels/sidco/sidco_device.h"
 #include "kernels/sparse/radix_device.h"
 #include "kernels/sparse/select_device.h"
 #include "kernels/sparse/sparse_device.h"
@@ -50,4 +51,9 @@
   X(MeansTotal)                    \
   X(MeansRest)                     \
   X(MeansCheck)                    \
-  X(MeansDecode)
+  X(MeansDecode)                   \
+  X(SidcoBegin)                    \
+  X(SidcoMoments)                  \
+  X(SidcoFit)                      \
+  X(SidcoChoose)                   \
+  X(SidcoCommit)

@@ -26,6 +26,7 @@ struct Task {
   Place place;
   std::vector<float> gradient;
   std::vector<float> residual;  ///< empty: none
+  std::vector<float> state{};   ///< of the codec; empty: as at the start
 };
 
 struct Coded {
@@ -36,7 +37,8 @@ struct Coded {
 
 inline Coded encode_on_cpu(const Spec& spec, const Task& task) {
   const pipeline::UnitCodec codec(spec, best_isa(), nullptr);
-  pipeline::UnitSlot slot{task.unit, codec.plan(task.unit, task.place.world), {}, {}};
+  std::vector<float> state = task.state;
+  pipeline::UnitSlot slot{task.unit, codec.plan(task.unit, task.place.world), {}, state};
   Coded coded;
   coded.residual = task.residual;
   if (!task.residual.empty()) slot.memory = {{MemoryKind::residual}, coded.residual.data()};
@@ -88,6 +90,7 @@ inline std::vector<Coded> encode_on_device(const Spec& spec, test::CheckedDevice
       row.residual = gpu.memory().allocate<float>("residual", task.residual);
       remembers = true;
     }
+    if (!task.state.empty()) row.state = gpu.memory().allocate<float>("state", task.state);
     row.out = gpu.memory().allocate("payload", plan.round[0].bytes, 1, shift);
     row.measured = measured + u;
     row.offset = task.unit.offset;
@@ -115,6 +118,36 @@ inline std::vector<Coded> encode_on_device(const Spec& spec, test::CheckedDevice
     c.payload.assign(rows[u].out, rows[u].out + bytes);
   }
   return coded;
+}
+
+/// Codec states after delivery of what was coded.
+inline std::vector<std::vector<float>> commit_on_device(const Spec& spec, test::CheckedDevice& gpu,
+                                                        const std::vector<Task>& tasks,
+                                                        const std::vector<Coded>& coded) {
+  std::vector<device::CommitRow> rows(tasks.size());
+  for (std::size_t u = 0; u < tasks.size(); ++u) {
+    rows[u].state = gpu.memory().allocate<float>("state", tasks[u].state);
+    rows[u].sent = gpu.memory().allocate<uint8_t>("sent", coded[u].payload);
+    rows[u].bytes = coded[u].payload.size();
+    rows[u].count = tasks[u].unit.count;
+  }
+  twin_of(spec).commit(
+      spec.params(),
+      {gpu.memory().allocate<device::CommitRow>("rows", rows), static_cast<uint32_t>(rows.size())},
+      gpu);
+  std::vector<std::vector<float>> states;
+  for (std::size_t u = 0; u < tasks.size(); ++u)
+    states.emplace_back(rows[u].state, rows[u].state + tasks[u].state.size());
+  return states;
+}
+
+inline std::vector<float> commit_on_cpu(const Spec& spec, const Task& task, const Coded& coded) {
+  std::vector<float> state = task.state;
+  Work work;
+  work.isa = best_isa();
+  spec.codec().commit({spec.params(), state, task.unit, task.place, 0, work}, state, coded.payload,
+                      {}, 1);
+  return state;
 }
 
 /// Whether each payload of `unit` is one.

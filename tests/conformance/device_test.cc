@@ -27,17 +27,19 @@ Task task_of(Data data, uint64_t n, uint64_t seed, bool remembers) {
   return task;
 }
 
-void expect_cpus(const Spec& spec, const std::vector<Task>& tasks, CheckedDevice& gpu) {
-  const std::vector<Coded> coded = encode_on_device(spec, gpu, tasks);
+std::vector<Coded> expect_cpus(const Spec& spec, const std::vector<Task>& tasks,
+                               CheckedDevice& gpu) {
+  std::vector<Coded> coded = encode_on_device(spec, gpu, tasks);
   for (std::size_t u = 0; u < tasks.size(); ++u) {
     SCOPED_TRACE(std::to_string(tasks[u].unit.count) + " elements");
     const Coded cpu = encode_on_cpu(spec, tasks[u]);
-    ASSERT_EQ(static_cast<int>(coded[u].verdict), static_cast<int>(cpu.verdict));
+    EXPECT_EQ(static_cast<int>(coded[u].verdict), static_cast<int>(cpu.verdict));
     if (cpu.verdict == Verdict::payload || cpu.verdict == Verdict::reset)
       expect_same_bytes(coded[u].payload, cpu.payload, "payload");
     expect_same_bits(coded[u].residual, cpu.residual, "residual");
   }
   expect_no_faults(gpu);
+  return coded;
 }
 
 bool weekly() {
@@ -151,6 +153,67 @@ TEST_P(DeviceLaw, RunsAcrossTilesEqualCpu) {
     expect_same_bits(decode_on_device(spec_, gpu, task.unit, {&term, 1}, {}),
                      decode_on_cpu(spec_, task.unit, {&term, 1}, {}), "decoded");
     expect_no_faults(gpu);
+  }
+}
+
+/// Codecs with state: each step's state and residual are the CPU's, and begin the next one. Sizes
+/// of gradients jump and drift, a batch mixes units that differ in both.
+TEST_P(DeviceLaw, StepsWithStateEqualCpu) {
+  const uint64_t floats = spec_.codec().plan(spec_.params(), vector_unit(1), 3).state_floats;
+  if (floats == 0) return;
+  ASSERT_NE(twin_of(spec_).commit, nullptr);
+  constexpr float kScales[] = {1, 1.02F, 1.3F, 0.97F, 40, 40, 0.01F, 1, 1e20F, 1e20F, 1e-30F, 1};
+  for (const bool remembers : memories()) {
+    std::vector<Task> tasks;
+    const bool few = test::kSanitized || spec_.canonical() != spec_.codec().info.name;
+    for (const uint64_t n : {70'001U, 20'000U, 0U, 3000U, 500U, 1U}) {
+      if (few && n > 50'000) continue;
+      tasks.push_back(task_of(Data::laplace, n, n + 1, remembers));
+      Task& task = tasks.back();
+      task.state.resize(floats);
+      if (spec_.codec().init != nullptr)
+        spec_.codec().init(spec_.params(), task.unit, task.place, task.state);
+    }
+    for (std::size_t step = 0; step < std::size(kScales); ++step) {
+      SCOPED_TRACE("step " + std::to_string(step));
+      for (std::size_t u = 0; u < tasks.size(); ++u) {
+        Task& task = tasks[u];
+        task.place.step = step;
+        const bool same = u % 2 == 1 && step % 3 == 2;  // all ties
+        task.gradient = make(same     ? Data::constant
+                             : u == 3 ? Data::sparse
+                                      : Data::laplace,
+                             task.unit.count, 10 * step + u);
+        for (float& x : task.gradient) x *= kScales[(step + u) % std::size(kScales)];
+        if (remembers && step == 4 && !task.residual.empty()) task.residual[0] = INFINITY;
+        if (step == 7 && u == 4) task.gradient[3] = NAN;
+        if (step == 8 && u == 1) task.gradient.assign(task.unit.count, 0.0F);
+      }
+      CheckedDevice gpu(kOrders[step % 3]);
+      const std::vector<Coded> coded = expect_cpus(spec_, tasks, gpu);
+      const auto states = commit_on_device(spec_, gpu, tasks, coded);
+      for (std::size_t u = 0; u < tasks.size(); ++u) {
+        expect_same_bits(states[u], commit_on_cpu(spec_, tasks[u], coded[u]), "state");
+        tasks[u].state = states[u];
+        tasks[u].residual = coded[u].residual;
+      }
+      expect_no_faults(gpu);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(DeviceLaw, BadStateIsRefusedAsOnCpu) {
+  const uint64_t floats = spec_.codec().plan(spec_.params(), vector_unit(1), 3).state_floats;
+  if (floats == 0) return;
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    Task task = task_of(Data::laplace, 300, 4, contract_.feedback != Feedback::never);
+    task.state.assign(floats, 1e-3F);
+    task.state.back() = bad;
+    Task zero = task;
+    zero.gradient.assign(300, 0.0F);
+    CheckedDevice gpu(Order::forward);
+    expect_cpus(spec_, {task, zero}, gpu);
   }
 }
 

@@ -23,6 +23,15 @@ def test_ptx_that_changes_bits_is_refused():
         assert kernels.faults_of_ptx(GOOD + bad, {"a"}) == [f"line 9: {bad}"]
 
 
+def test_functions_of_doubles_fuse_in_their_kernels_alone():
+    inside = "fma.rn.f64 %d1, %d2, %d3, %d4;\nrcp.approx.ftz.f64 %d5, %d1;\n"
+    called = ".func (.param .b64 r) __internal_accurate_pow(\n)\n{\n" + inside + "}\n"
+    fits = ".visible .entry laconic_SidcoFit(\n)\n{\n" + inside
+    assert kernels.faults_of_ptx(GOOD + called + fits + "}\n", {"a", "laconic_SidcoFit"}) == []
+    assert len(kernels.faults_of_ptx(fits + "fma.rn.f32 %f1, %f2, %f3, %f4;\n}\n", {"laconic_SidcoFit"})) == 1
+    assert len(kernels.faults_of_ptx(called + GOOD + inside, {"a"})) == 2
+
+
 def test_kernels_of_the_list_and_of_the_ptx_are_the_same():
     assert kernels.faults_of_ptx(GOOD, {"a", "b"}) == ["no kernel b"]
     assert kernels.faults_of_ptx(GOOD, set()) == ["a is not in kernel_list.h"]

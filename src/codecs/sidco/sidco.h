@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "device/codec.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -50,6 +51,7 @@ struct Sidco {
   static void commit(const Call<Params>& call, std::span<float> state, Bytes sent, Bytes merged,
                      uint32_t contributors);
   static void erase(const Call<Params>& call, Bytes payload, float* values);
+  static const device::Codec twin;  ///< on GPUs
 
   static constexpr uint32_t kHeader = 8;  ///< bytes: elements sent, elements above the fit
   static constexpr uint32_t kSpare = 5;   ///< up to 1/kSpare more than wanted may be sent

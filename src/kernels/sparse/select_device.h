@@ -156,7 +156,7 @@ struct TileBits {
   }
 };
 
-/// Measures a unit, and lists what reaches its floor.
+/// Measures units, and lists what reaches their floor; not those whose floor is 0.
 struct SelectCollect {
   static constexpr const char* name = "laconic_SelectCollect";
   struct Args {
@@ -164,6 +164,7 @@ struct SelectCollect {
     SparseFormat format;
     /// Whether the number of keys with each first digit is added to SelectScratch::words.
     bool digits = false;
+    bool again = false;  ///< units are measured: what is listed is what is encoded
   };
   template <class B>
   struct Shared {
@@ -179,6 +180,10 @@ struct SelectCollect {
     const SelectScratch scratch = select_scratch(args.format, row.scratch, row.count);
     const uint64_t tile = b.index() - row.first_tile;
     const uint32_t floor = b.read(&scratch.state()->floor, 0);
+    if (floor == 0) return;
+    const auto verdict = args.again ? select_verdict(b, row) : device::Verdict::payload;
+    if (!device::gives_payload(verdict)) return;
+    const bool reset = verdict == device::Verdict::reset;
     b.each([&](uint32_t t) {
       shared.hits.clear(b, t);
       for (uint32_t d = t; args.digits && d < kFirstDigits; d += device::kThreads)
@@ -194,8 +199,8 @@ struct SelectCollect {
         if (row.residual != nullptr) {
           const float e = b.read(row.residual, i);
           residual[t] = max(residual[t], device::absolute_bits(e));
-          a = e + x;
-          sum[t] = max(sum[t], device::absolute_bits(a));
+          a = (reset ? 0.0F : e) + x;
+          sum[t] = max(sum[t], device::absolute_bits(e + x));
         }
         const uint32_t key = magnitude_key(a);
         if (key < floor) continue;
@@ -203,7 +208,11 @@ struct SelectCollect {
         if (args.digits) b.add(shared.digits, key >> kFirstShift, 1);
       }
     });
-    (void)device::raise_measured(b, row, values, residual, sum, shared.most);
+    if (args.again) {
+      b.meet();  // all bits are there
+    } else {
+      (void)device::raise_measured(b, row, values, residual, sum, shared.most);
+    }
     const uint32_t listed = shared.hits.count(b);
     b.alone([&](uint32_t t) {
       uint32_t at = b.read(shared.hits.before, t);
@@ -212,7 +221,7 @@ struct SelectCollect {
         const uint32_t position = 32 * t + static_cast<uint32_t>(std::countr_zero(word));
         b.write(scratch.positions(tile), at, static_cast<uint16_t>(position));
         b.write(scratch.values(tile), at,
-                float_bits(device::input_at(b, row, own.begin + position, false)));
+                float_bits(device::input_at(b, row, own.begin + position, reset)));
       }
       for (uint32_t d = t; args.digits && d < kFirstDigits; d += device::kThreads) {
         const uint32_t keys = b.read(shared.digits, d);
