@@ -43,7 +43,7 @@ function(laconic_module NAME)
   if(LACONIC_SANITIZE MATCHES undefined)
     # NCCL and CUDA are opened at run time, by types of our own: clang compares them with those of the library.
     set(opened ${sources})
-    list(FILTER opened INCLUDE REGEX "/engines/nccl/")
+    list(FILTER opened INCLUDE REGEX "/(engines/nccl|device)/")
     set_property(SOURCE ${opened} APPEND PROPERTY COMPILE_OPTIONS $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=function>)
   endif()
   string(REPLACE "/" "_" NAME ${NAME})

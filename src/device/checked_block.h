@@ -6,6 +6,7 @@
 // outside an allocation, or was never written, is a fault as well.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -99,6 +100,7 @@ class Touches {
 /// Records without an access: their memory is taken page by page, as kernels touch it.
 class TouchTable {
  public:
+  TouchTable() = default;
   explicit TouchTable(uint64_t count) : at_(std::calloc(count + 1, sizeof(Touches))) {}
   Touches& operator[](uint64_t i) const { return static_cast<Touches*>(at_.get())[i]; }
 
@@ -118,24 +120,38 @@ class CheckedMemory {
     uint64_t bytes = 0;
     uint32_t grain = 1;  ///< bytes of an element
     std::unique_ptr<uint8_t[]> memory;
+    uint8_t* at = nullptr;         ///< for the host
     TouchTable touches;            ///< by element
     std::vector<uint8_t> written;  ///< by element: since it was allocated
   };
 
   /// `shift` bytes off an alignment of 64. Elements of `grain` bytes are touched as one.
   uint8_t* allocate(std::string name, uint64_t bytes, uint32_t grain, uint64_t shift = 0) {
-    const uint64_t elements = (bytes + grain - 1) / grain;
-    Allocation made{std::move(name),
-                    bytes,
-                    grain,
-                    std::make_unique<uint8_t[]>(bytes + shift + 128),
-                    TouchTable(elements),
-                    std::vector<uint8_t>(elements)};
-    auto address = reinterpret_cast<uintptr_t>(made.memory.get());
-    uint8_t* const at = made.memory.get() + (64 - address % 64) + shift;
+    auto memory = std::make_unique<uint8_t[]>(bytes + shift + 128);
+    auto address = reinterpret_cast<uintptr_t>(memory.get());
+    uint8_t* const at = memory.get() + (64 - address % 64) + shift;
     std::memset(at, 0xA5, bytes);
-    allocations_.emplace(at, std::move(made));
+    add(std::move(name), at, at, bytes, grain).memory = std::move(memory);
     return at;
+  }
+  /// Memory of the caller's, until release(): kernels know it by the address `device`, the host by
+  /// `at`.
+  Allocation& add(std::string name, const void* device, uint8_t* at, uint64_t bytes,
+                  uint32_t grain = 1) {
+    Allocation& made = allocations_[static_cast<const uint8_t*>(device)];
+    const uint64_t elements = (bytes + grain - 1) / grain;
+    made = {std::move(name),
+            bytes,
+            grain,
+            nullptr,
+            at,
+            TouchTable(elements),
+            std::vector<uint8_t>(elements)};
+    return made;
+  }
+  void release(const void* device) {
+    allocations_.erase(static_cast<const uint8_t*>(device));
+    last_ = nullptr;
   }
   template <class T>
   T* allocate(std::string name, std::span<const T> values) {
@@ -147,8 +163,13 @@ class CheckedMemory {
   }
   /// As if the host had copied something there.
   void set_written(const void* at) {
-    auto& of = allocations_.at(static_cast<const uint8_t*>(at));
-    of.written.assign(of.written.size(), 1);
+    set_written(at, allocations_.at(static_cast<const uint8_t*>(at)).bytes);
+  }
+  void set_written(const void* at, uint64_t bytes) {
+    const auto [of, offset] = find(at, bytes);
+    if (of == nullptr || bytes == 0) return;
+    const uint64_t first = offset / of->grain, last = (offset + bytes - 1) / of->grain;
+    std::fill_n(of->written.begin() + static_cast<int64_t>(first), last - first + 1, uint8_t{1});
   }
 
   /// The allocation that holds `bytes` at `at`, and where; null if there is none.
@@ -172,6 +193,7 @@ class CheckedMemory {
     if (faults_.size() < 8) faults_.push_back(std::move(fault));
   }
   [[nodiscard]] const std::vector<std::string>& faults() const { return faults_; }
+  std::vector<std::string> take_faults() { return std::exchange(faults_, {}); }
 
  private:
   std::map<const uint8_t*, Allocation> allocations_;
@@ -259,10 +281,10 @@ class CheckedBlock {
     put(to + offset, value, line);
   }
   void raise(uint32_t* to, uint32_t value, int line = __builtin_LINE()) {
-    if (touch(to, sizeof value, Touches::Kind::atomic, line)) *to = Max{}(*to, value);
+    change(to, line, [&](uint32_t was) { return Max{}(was, value); });
   }
   void add(uint32_t* to, uint64_t i, uint32_t value, int line = __builtin_LINE()) {
-    if (touch(to + i, sizeof value, Touches::Kind::atomic, line)) to[i] += value;
+    change(to + i, line, [&](uint32_t was) { return was + value; });
   }
   template <uint32_t kCount>
   void add(Cells<uint32_t, kCount>& cells, uint32_t i, uint32_t value,
@@ -308,12 +330,13 @@ class CheckedBlock {
     if (race.how != nullptr) fault("race for cell " + std::to_string(i), race.text(who_));
     return true;
   }
-  bool touch(const void* at, uint64_t bytes, Touches::Kind kind, int line) {
+  /// Those bytes for the host; null outside.
+  uint8_t* touch(const void* at, uint64_t bytes, Touches::Kind kind, int line) {
     who_.line = static_cast<uint16_t>(line);
     const auto [allocation, offset] = memory_.find(at, bytes);
     if (allocation == nullptr) {
       fault("outside every allocation", "");
-      return false;
+      return nullptr;
     }
     if (kind != Touches::Kind::read && who_.thread == Toucher::kAll)
       fault("written between phases: " + allocation->name, "");
@@ -326,18 +349,28 @@ class CheckedBlock {
         fault("never written: " + allocation->name + "[" + std::to_string(i) + "]", "");
       if (kind != Touches::Kind::read) allocation->written[i] = 1;
     }
-    return true;
+    return allocation->at + offset;
+  }
+  template <class F>
+  void change(uint32_t* to, int line, F&& f) {
+    uint8_t* const at = touch(to, sizeof *to, Touches::Kind::atomic, line);
+    if (at == nullptr) return;
+    uint32_t was;
+    std::memcpy(&was, at, sizeof was);
+    was = f(was);
+    std::memcpy(at, &was, sizeof was);
   }
   template <class T>
   T get(const void* from, int line) {
     T value{};
-    if (touch(from, sizeof(T), Touches::Kind::read, line))
-      std::memcpy(static_cast<void*>(&value), from, sizeof(T));
+    const uint8_t* const at = touch(from, sizeof(T), Touches::Kind::read, line);
+    if (at != nullptr) std::memcpy(static_cast<void*>(&value), at, sizeof(T));
     return value;
   }
   template <class T>
   void put(void* to, const T& value, int line) {
-    if (touch(to, sizeof(T), Touches::Kind::write, line)) std::memcpy(to, &value, sizeof(T));
+    uint8_t* const at = touch(to, sizeof(T), Touches::Kind::write, line);
+    if (at != nullptr) std::memcpy(at, &value, sizeof(T));
   }
 
   std::string_view kernel_;

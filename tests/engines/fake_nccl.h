@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Controls and queries of the recording NCCL for a test. A rank is known by its device.
+// Controls and queries of the recording NCCL and of its CUDA driver for a test. A rank is known by
+// its device.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,17 @@ struct FakeNccl {
   /// Calls of the device since the last time, a line each, NUL-terminated: without those that only
   /// ask, or change a thread's context. Gives their length.
   uint64_t (*calls)(int device, char* out, uint64_t room);
-  /// Communicators, streams, contexts and pieces of memory that have not been freed, and groups
-  /// that have not ended.
+  /// Communicators, streams, events, modules, contexts and pieces of memory that have not been
+  /// freed, and groups that have not ended.
   uint64_t (*alive)();
+  /// Compute capability of all devices, 90 for 9.0, and version of the driver, 12040 for 12.4:
+  /// after reset() 9.0 and 13.0.
+  void (*card)(int capability, int driver);
+  /// Everything on a stream begins so much later than it could; after reset() 0.
+  void (*late)(int microseconds);
+  /// Races of kernels, and accesses to memory that is not there, a line each as by `calls`; none
+  /// after reset().
+  uint64_t (*faults)(char* out, uint64_t room);
 };
 
 /// The library's only extra symbol.

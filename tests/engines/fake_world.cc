@@ -21,6 +21,7 @@ World& world() {
   static World* const w = [] {
     auto* made = new World;
     made->devices = devices_told();
+    made->wrong = std::getenv("FAKE_CUDA_WRONG") != nullptr;
     return made;
   }();
   return *w;
@@ -44,9 +45,15 @@ void Stream::serve() {
   for (;;) {
     world().changed.wait(lock, [&] { return ending || !work.empty(); });
     if (work.empty()) return;
+    if (const int late = world().late; late != 0) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(late));
+      lock.lock();
+    }
     const auto next = work.front();
     next(lock);
     work.pop_front();
+    world().changed.notify_all();
   }
 }
 
@@ -74,6 +81,12 @@ uint8_t* memory_at(uint64_t address, uint64_t bytes, bool on_device) {
 
 namespace {
 
+uint64_t give(const std::string& text, char* out, uint64_t room) {
+  std::strncpy(out, text.c_str(), room - 1);
+  out[room - 1] = '\0';
+  return text.size();
+}
+
 FakeNccl controls() {
   FakeNccl c{};
   c.reset = [](int version, int devices) {
@@ -88,7 +101,13 @@ FakeNccl controls() {
     w.async_errors.clear();
     w.hanging.clear();
     w.last_error.clear();
+    w.capability = 90;
+    w.driver = 13000;
+    w.late = 0;
+    w.faults.clear();
     w.changed.notify_all();
+    const std::lock_guard<std::mutex> running(w.kernels);
+    w.checked.take_faults();
   };
   c.fail = [](int device, const char* call, int code) {
     const Lock lock(world().mutex);
@@ -109,16 +128,30 @@ FakeNccl controls() {
   };
   c.calls = [](int device, char* out, uint64_t room) -> uint64_t {
     const Lock lock(world().mutex);
-    const std::string calls = std::exchange(world().calls[device], {});
-    std::strncpy(out, calls.c_str(), room - 1);
-    out[room - 1] = '\0';
-    return calls.size();
+    return give(std::exchange(world().calls[device], {}), out, room);
+  };
+  c.card = [](int capability, int driver) {
+    const Lock lock(world().mutex);
+    world().capability = capability;
+    world().driver = driver;
+  };
+  c.late = [](int microseconds) {
+    const Lock lock(world().mutex);
+    world().late = microseconds;
+  };
+  c.faults = [](char* out, uint64_t room) -> uint64_t {
+    World& w = world();
+    const Lock lock(w.mutex);
+    const std::lock_guard<std::mutex> running(w.kernels);
+    std::string faults = std::exchange(w.faults, {});
+    for (const std::string& fault : w.checked.take_faults()) faults += fault + "\n";
+    return give(faults, out, room);
   };
   c.alive = []() -> uint64_t {
     World& w = world();
     const Lock lock(w.mutex);
-    return w.communicators.size() + w.streams.size() + w.memory.size() +
-           static_cast<uint64_t>(w.contexts + w.groups);
+    return w.communicators.size() + w.streams.size() + w.memory.size() + w.events.size() +
+           w.modules.size() + static_cast<uint64_t>(w.contexts + w.groups);
   };
   return c;
 }

@@ -3,6 +3,7 @@
 // Shared by the recording NCCL and its CUDA driver.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -15,6 +16,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "device/checked_block.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
@@ -64,6 +67,11 @@ struct Piece {
   bool on_device;
 };
 
+struct Event {
+  uint64_t recorded = 0, reached = 0;  // the number of times
+  std::chrono::steady_clock::time_point when;
+};
+
 /// Never destroyed: threads that block remain.
 struct World {
   std::mutex mutex;
@@ -87,6 +95,16 @@ struct World {
   std::set<void*> streams;
   int contexts = 0, groups = 0;
   std::map<uint64_t, Piece> memory;
+  std::map<void*, std::shared_ptr<Event>> events;
+  std::set<void*> modules;
+  int capability = 90, driver = 13000;
+  int late = 0;        // microseconds
+  bool wrong = false;  // what comes from the device has a bit that is not its
+  std::string faults;
+  // The device's memory as kernels see it. They run without `mutex`, and never ask for it.
+  std::mutex kernels;
+  laconic::device::CheckedMemory checked;
+  uint64_t launches = 0;
 };
 World& world();
 

@@ -27,22 +27,36 @@ void run(device::CheckedMemory& memory, std::span<const uint32_t> blocks,
 
 }  // namespace
 
+const CheckedKernel* find_checked_kernel(std::string_view name) {
+  static constexpr CheckedKernel kKernels[] = {
+#define LACONIC_CHECKED(Kernel) \
+  {kernels::Kernel::name, sizeof(kernels::Kernel::Args), &run<kernels::Kernel>},
+      LACONIC_FOR_EACH_KERNEL(LACONIC_CHECKED)
+#undef LACONIC_CHECKED
+  };
+  const auto* const at = std::find_if(std::begin(kKernels), std::end(kKernels),
+                                      [&](const CheckedKernel& k) { return k.name == name; });
+  return at == std::end(kKernels) ? nullptr : at;
+}
+
+void CheckedKernel::launch(device::CheckedMemory& memory, Order order, uint64_t blocks,
+                           Bytes of_kernel) const {
+  memory.begin_launch();
+  run(memory, in_order(order, static_cast<uint32_t>(blocks)), in_order(order, device::kThreads),
+      of_kernel);
+}
+
 void CheckedDevice::enqueue(std::string_view kernel, uint64_t blocks, Bytes args) {
-  memory_.begin_launch();
-  const std::vector<uint32_t> threads = in_order(device::kThreads);
-  const std::vector<uint32_t> indices = in_order(static_cast<uint32_t>(blocks));
-#define LACONIC_RUN(Kernel) \
-  if (kernel == kernels::Kernel::name) return run<kernels::Kernel>(memory_, indices, threads, args);
-  LACONIC_FOR_EACH_KERNEL(LACONIC_RUN)
-#undef LACONIC_RUN
+  const CheckedKernel* const known = find_checked_kernel(kernel);
+  if (known != nullptr) return known->launch(memory_, order_, blocks, args);
   memory_.report("no kernel has the name " + std::string(kernel));
 }
 
-std::vector<uint32_t> CheckedDevice::in_order(uint32_t count) const {
+std::vector<uint32_t> in_order(Order of, uint32_t count) {
   std::vector<uint32_t> order(count);
   std::iota(order.begin(), order.end(), 0U);
-  if (order_ == Order::backward) std::reverse(order.begin(), order.end());
-  if (order_ == Order::scrambled) {
+  if (of == Order::backward) std::reverse(order.begin(), order.end());
+  if (of == Order::scrambled) {
     uint64_t state = count;
     for (uint32_t i = count; i > 1; --i) {
       state = state * 6364136223846793005U + 1442695040888963407U;

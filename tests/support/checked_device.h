@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,21 @@
 namespace laconic::test {
 
 enum class Order : uint8_t { forward, backward, scrambled };
+/// The numbers below `count`.
+std::vector<uint32_t> in_order(Order order, uint32_t count);
+
+/// A kernel of the list, run by its source.
+struct CheckedKernel {
+  std::string_view name;
+  uint64_t args = 0;  ///< bytes
+  void (*run)(device::CheckedMemory& memory, std::span<const uint32_t> blocks,
+              std::span<const uint32_t> threads, Bytes args) = nullptr;
+
+  /// A launch of its own.
+  void launch(device::CheckedMemory& memory, Order order, uint64_t blocks, Bytes args) const;
+};
+/// Null: there is none of that name.
+const CheckedKernel* find_checked_kernel(std::string_view name);
 
 class CheckedDevice final : public device::Queue {
  public:
@@ -27,8 +43,6 @@ class CheckedDevice final : public device::Queue {
   void enqueue(std::string_view kernel, uint64_t blocks, Bytes args) override;
 
  private:
-  [[nodiscard]] std::vector<uint32_t> in_order(uint32_t count) const;
-
   Order order_;
   device::CheckedMemory memory_;
 };

@@ -1,14 +1,14 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The calls of NCCL and of CUDA's driver that the engine uses, declared here so that neither has to
-// be installed to build Laconic. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
-// https://docs.nvidia.com/cuda/cuda-driver-api
+// The calls of NCCL that the engine uses, declared here so that it is not needed to build Laconic.
+// https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "device/driver.h"
 #include "laconic/engine/nccl.h"
 #include "laconic/error.h"
 
@@ -36,16 +36,7 @@ struct NcclConfig {
   int blocking = 1;
 };
 
-// CUresult, as far as it is looked at.
-inline constexpr int kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaNoDevice = 100,
-                     kCudaNotReady = 600;
-inline constexpr unsigned int kCudaStreamNonBlocking = 1;
-
-using CudaDevice = int;        // CUdevice
-using CudaContext = void*;     // CUcontext
-using CudaStream = void*;      // CUstream, which is cudaStream_t
-using CudaAddress = uint64_t;  // CUdeviceptr
-static_assert(sizeof(void*) == 8, "CUDA has 64-bit platforms only");
+using device::CudaStream;
 
 struct NcclCalls {
   int (*get_version)(int*) = nullptr;
@@ -74,33 +65,9 @@ struct NcclCalls {
   }
 };
 
-struct CudaCalls {
-  int (*init)(unsigned int) = nullptr;
-  int (*get_error_string)(int, const char**) = nullptr;
-  int (*device_get_count)(int*) = nullptr;
-  int (*device_get)(CudaDevice*, int) = nullptr;
-  int (*primary_context_retain)(CudaContext*, CudaDevice) = nullptr;
-  int (*primary_context_release)(CudaDevice) = nullptr;
-  int (*context_push)(CudaContext) = nullptr;
-  int (*context_pop)(CudaContext*) = nullptr;
-  int (*stream_create)(CudaStream*, unsigned int) = nullptr;
-  int (*stream_destroy)(CudaStream) = nullptr;
-  int (*stream_query)(CudaStream) = nullptr;
-  int (*memory_alloc)(CudaAddress*, size_t) = nullptr;
-  int (*memory_free)(CudaAddress) = nullptr;
-  int (*host_alloc)(void**, size_t, unsigned int) = nullptr;
-  int (*host_free)(void*) = nullptr;
-  int (*copy_to_device)(CudaAddress, const void*, size_t, CudaStream) = nullptr;
-  int (*copy_to_host)(void*, CudaAddress, size_t, CudaStream) = nullptr;
-};
-
-/// Libraries stay open until the process ends: both have threads of their own.
 Result<NcclCalls> open_nccl(const std::string& library);
-/// Initialised, with at least one GPU.
-Result<CudaCalls> open_cuda(const std::string& library);
 
 /// One line, without a full stop at its end.
 std::string text_of(const NcclCalls& nccl, int code);
-std::string text_of(const CudaCalls& cuda, int code);
 
 }  // namespace laconic::engines::nccl

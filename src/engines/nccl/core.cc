@@ -41,23 +41,6 @@ constexpr const char* kLookForIt = "find the rank that stopped; this group canno
 
 }  // namespace
 
-/// Nothing of the caller's changes: its own context is current again afterwards.
-class Core::Current {
- public:
-  explicit Current(const Core& core) : core_(core), code_(core.cuda_.context_push(core.context_)) {}
-  ~Current() {
-    CudaContext popped = nullptr;
-    if (code_ == kCudaSuccess) core_.cuda_.context_pop(&popped);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-  [[nodiscard]] int code() const noexcept { return code_; }
-
- private:
-  const Core& core_;
-  int code_;
-};
-
 Core::Core(const NcclOptions& options, NcclCalls nccl, CudaCalls cuda)
     : options_(options), nccl_(std::move(nccl)), cuda_(cuda) {}
 
@@ -65,29 +48,29 @@ Core::Core(const NcclOptions& options, NcclCalls nccl, CudaCalls cuda)
 Core::~Core() {
   if (context_ == nullptr || stuck_) return;
   {
-    const Current current(*this);
+    const Current current(cuda_, context_);
     if (current.code() != kCudaSuccess) return;
-    if (stream_ != nullptr && cuda_.stream_query(stream_) == kCudaNotReady) return;
+    if (stream_ != nullptr && cuda_.stream.query(stream_) == kCudaNotReady) return;
     free_memory();
-    if (stream_ != nullptr) cuda_.stream_destroy(stream_);
+    if (stream_ != nullptr) cuda_.stream.destroy(stream_);
   }
-  cuda_.primary_context_release(device_);
+  cuda_.device.context_release(device_);
 }
 
 Result<void> Core::open() {
   if (auto r =
-          cuda_result("cuDeviceGet", cuda_.device_get(&device_, static_cast<int>(options_.device)));
+          cuda_result("cuDeviceGet", cuda_.device.get(&device_, static_cast<int>(options_.device)));
       !r)
     return r;
   CudaContext context = nullptr;
   if (auto r =
-          cuda_result("cuDevicePrimaryCtxRetain", cuda_.primary_context_retain(&context, device_));
+          cuda_result("cuDevicePrimaryCtxRetain", cuda_.device.context_retain(&context, device_));
       !r)
     return r;
   context_ = context;
-  const Current current(*this);
+  const Current current(cuda_, context_);
   if (auto r = cuda_result("cuCtxPushCurrent", current.code()); !r) return r;
-  return cuda_result("cuStreamCreate", cuda_.stream_create(&stream_, kCudaStreamNonBlocking));
+  return cuda_result("cuStreamCreate", cuda_.stream.create(&stream_, kCudaStreamNonBlocking));
 }
 
 Result<void> Core::join(const NcclUniqueId& id, Deadline deadline) {
@@ -102,7 +85,7 @@ Result<void> Core::join(const NcclUniqueId& id, Deadline deadline) {
     if (joined) comm_ = *comm;
     return joined;
   }
-  const Current current(*this);
+  const Current current(cuda_, context_);
   if (auto r = cuda_result("cuCtxPushCurrent", current.code()); !r) return r;
   NcclConfig config;
   config.blocking = 0;
@@ -119,14 +102,14 @@ Result<void> Core::execute(const BatchPlan& plan, Deadline deadline) {
     plan.copy_own();
     return {};
   }
-  const Current current(*this);
+  const Current current(cuda_, context_);
   if (auto r = cuda_result("cuCtxPushCurrent", current.code()); !r) return r;
   if (auto r = reserve(plan.bytes()); !r) return r;
   auto* const host = static_cast<uint8_t*>(host_);
   plan.copy_in(host);
   if (plan.bytes_in() != 0) {
     if (auto r = cuda_result("cuMemcpyHtoDAsync",
-                             cuda_.copy_to_device(gpu_, host, plan.bytes_in(), stream_));
+                             cuda_.memory.copy_to_device(gpu_, host, plan.bytes_in(), stream_));
         !r)
       return r;
   }
@@ -143,7 +126,7 @@ Result<void> Core::execute(const BatchPlan& plan, Deadline deadline) {
   }
   if (const uint64_t begin = plan.out_begin(), bytes = plan.bytes() - begin; bytes != 0) {
     if (auto r = cuda_result("cuMemcpyDtoHAsync",
-                             cuda_.copy_to_host(host + begin, gpu_ + begin, bytes, stream_));
+                             cuda_.memory.copy_to_host(host + begin, gpu_ + begin, bytes, stream_));
         !r)
       return r;
   }
@@ -190,16 +173,17 @@ Result<void> Core::reserve(uint64_t bytes) {
   free_memory();
   constexpr uint64_t kUnit = 1U << 20U;
   const uint64_t room = (bytes + kUnit - 1) / kUnit * kUnit;
-  if (auto r = cuda_result("cuMemAlloc", cuda_.memory_alloc(&gpu_, room)); !r) return r;
+  if (auto r = cuda_result("cuMemAlloc", cuda_.memory.alloc(&gpu_, room)); !r) return r;
   // Page-locked: copies from and to other memory would wait for the stream inside of the driver.
-  if (auto r = cuda_result("cuMemHostAlloc", cuda_.host_alloc(&host_, room, 0)); !r) return r;
+  if (auto r = cuda_result("cuMemHostAlloc", cuda_.memory.host_alloc(&host_, room, 0)); !r)
+    return r;
   reserved_ = room;
   return {};
 }
 
 void Core::free_memory() noexcept {
-  if (gpu_ != 0) cuda_.memory_free(std::exchange(gpu_, 0));
-  if (host_ != nullptr) cuda_.host_free(std::exchange(host_, nullptr));
+  if (gpu_ != 0) cuda_.memory.free(std::exchange(gpu_, 0));
+  if (host_ != nullptr) cuda_.memory.host_free(std::exchange(host_, nullptr));
   reserved_ = 0;
 }
 
@@ -213,7 +197,7 @@ Result<bool> Core::settled() const {
 }
 
 Result<bool> Core::stream_idle() const {
-  const int code = cuda_.stream_query(stream_);
+  const int code = cuda_.stream.query(stream_);
   if (code != kCudaSuccess && code != kCudaNotReady) return cuda_error("cuStreamQuery", code);
   if (auto r = settled(); !r) return r;
   return code == kCudaSuccess;
@@ -239,7 +223,7 @@ std::shared_ptr<Core::Outcome> Core::aside(std::function<Result<void>()> work) {
   const auto outcome = std::make_shared<Outcome>();
   auto serve = [self = shared_from_this(), outcome, work = std::move(work)]() mutable {
     try {
-      const Current current(*self);
+      const Current current(self->cuda_, self->context_);
       outcome->result = current.code() == kCudaSuccess
                             ? work()
                             : self->cuda_result("cuCtxPushCurrent", current.code());
@@ -308,9 +292,9 @@ void Core::abort() noexcept {
   if (comm_ == nullptr) return;
   end(options_.grace,
       [abort = nccl_.comm_abort, comm = std::exchange(comm_, nullptr)] { abort(comm); });
-  const Current current(*this);
+  const Current current(cuda_, context_);
   const auto deadline = Clock::now() + options_.grace;
-  for (Pause pause; cuda_.stream_query(stream_) == kCudaNotReady && Clock::now() < deadline;)
+  for (Pause pause; cuda_.stream.query(stream_) == kCudaNotReady && Clock::now() < deadline;)
     pause();
 }
 
@@ -327,7 +311,7 @@ Error Core::nccl_error(std::string_view call, int code) const {
 Error Core::cuda_error(std::string_view call, int code) const {
   return {code == kCudaOutOfMemory ? Errc::out_of_memory : Errc::engine_failed,
           about(concat({call, " failed on GPU ", std::to_string(options_.device), ": ",
-                        text_of(cuda_, code)})),
+                        device::text_of(cuda_, code)})),
           {}};
 }
 

@@ -17,6 +17,11 @@
 
 namespace laconic::engines::nccl {
 
+using device::CudaAddress, device::CudaCalls, device::CudaContext, device::CudaDevice;
+using device::Current;
+using device::kCudaNotReady, device::kCudaOutOfMemory, device::kCudaStreamNonBlocking,
+    device::kCudaSuccess;
+
 class Core : public std::enable_shared_from_this<Core> {
  public:
   Core(const NcclOptions& options, NcclCalls nccl, CudaCalls cuda);
@@ -41,7 +46,6 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] EngineCaps caps() const noexcept;
 
  private:
-  class Current;  // the context, for a thread and a scope
   using Condition = std::function<Result<bool>()>;
 
   [[nodiscard]] Error cuda_error(std::string_view call, int code) const;

@@ -18,14 +18,14 @@ Result<NcclFound> find_nccl(const NcclLibraries& libraries) {
   const auto calls = nccl::open_nccl(libraries.nccl);
   if (!calls) return calls.error();
   NcclFound found{calls->version_code, calls->version, 0, {}};
-  const auto cuda = nccl::open_cuda(libraries.cuda);
+  const auto cuda = device::open_cuda(libraries.cuda);
   if (!cuda) {
     found.why_not = cuda.error().message;
     return found;
   }
   int gpus = 0;
-  if (const int code = cuda->device_get_count(&gpus); code != nccl::kCudaSuccess) {
-    found.why_not = concat({"cuDeviceGetCount failed: ", nccl::text_of(*cuda, code)});
+  if (const int code = cuda->device.count(&gpus); code != device::kCudaSuccess) {
+    found.why_not = concat({"cuDeviceGetCount failed: ", device::text_of(*cuda, code)});
   } else if (gpus == 0) {
     found.why_not = "no GPU that this process can use";
   }
@@ -84,7 +84,7 @@ Result<std::unique_ptr<NcclEngine>> NcclEngine::create(const NcclOptions& option
     const auto calls = nccl::open_nccl(options.libraries.nccl);
     Result<void> ready = calls ? Result<void>() : Result<void>(calls.error());
     if (ready) {
-      const auto cuda = nccl::open_cuda(options.libraries.cuda);
+      const auto cuda = device::open_cuda(options.libraries.cuda);
       if (cuda) impl->core = std::make_shared<nccl::Core>(options, *calls, *cuda);
       ready = cuda ? impl->core->open() : Result<void>(cuda.error());
     }

@@ -1,0 +1,66 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "device/driver.h"
+
+#include "base/concat.h"
+#include "base/symbols.h"
+
+namespace laconic::device {
+
+Result<CudaCalls> open_cuda(const std::string& library) {
+  Symbols symbols(library);
+  CudaCalls cuda;
+  symbols.required("cuInit", cuda.device.init);
+  symbols.required("cuDriverGetVersion", cuda.device.version);
+  symbols.required("cuGetErrorString", cuda.device.error_string);
+  symbols.required("cuDeviceGetCount", cuda.device.count);
+  symbols.required("cuDeviceGet", cuda.device.get);
+  symbols.required("cuDeviceGetName", cuda.device.name);
+  symbols.required("cuDeviceGetAttribute", cuda.device.attribute);
+  symbols.required("cuDevicePrimaryCtxRetain", cuda.device.context_retain);
+  symbols.required("cuDevicePrimaryCtxRelease_v2", cuda.device.context_release);
+  symbols.required("cuCtxPushCurrent_v2", cuda.device.context_push);
+  symbols.required("cuCtxPopCurrent_v2", cuda.device.context_pop);
+  symbols.required("cuMemAlloc_v2", cuda.memory.alloc);
+  symbols.required("cuMemFree_v2", cuda.memory.free);
+  symbols.required("cuMemHostAlloc", cuda.memory.host_alloc);
+  symbols.required("cuMemFreeHost", cuda.memory.host_free);
+  symbols.required("cuMemcpyHtoDAsync_v2", cuda.memory.copy_to_device);
+  symbols.required("cuMemcpyDtoHAsync_v2", cuda.memory.copy_to_host);
+  symbols.required("cuMemcpyDtoDAsync_v2", cuda.memory.copy);
+  symbols.required("cuMemsetD8Async", cuda.memory.set);
+  symbols.required("cuPointerGetAttribute", cuda.memory.attribute);
+  symbols.required("cuStreamCreate", cuda.stream.create);
+  symbols.required("cuStreamDestroy_v2", cuda.stream.destroy);
+  symbols.required("cuStreamQuery", cuda.stream.query);
+  symbols.required("cuStreamSynchronize", cuda.stream.synchronize);
+  symbols.required("cuStreamWaitEvent", cuda.stream.wait);
+  symbols.required("cuEventCreate", cuda.event.create);
+  symbols.required("cuEventDestroy_v2", cuda.event.destroy);
+  symbols.required("cuEventRecord", cuda.event.record);
+  symbols.required("cuEventQuery", cuda.event.query);
+  symbols.required("cuEventSynchronize", cuda.event.synchronize);
+  symbols.required("cuEventElapsedTime", cuda.event.milliseconds);
+  symbols.required("cuModuleLoadData", cuda.module.load);
+  symbols.required("cuModuleUnload", cuda.module.unload);
+  symbols.required("cuModuleGetFunction", cuda.module.function);
+  symbols.required("cuLaunchKernel", cuda.module.launch);
+  if (!symbols.complete()) {
+    return Error{Errc::unsupported, concat({"no NVIDIA driver: ", symbols.why()}),
+                 "run on a machine with a GPU and its driver"};
+  }
+  if (const int code = cuda.device.init(0); code != kCudaSuccess) {
+    return Error{Errc::unsupported,
+                 concat({code == kCudaNoDevice ? "no GPU: " : "the NVIDIA driver does not start: ",
+                         "cuInit failed: ", text_of(cuda, code)}),
+                 "run on a machine with a GPU that this process can use"};
+  }
+  return cuda;
+}
+
+std::string text_of(const CudaCalls& cuda, int code) {
+  const char* text = nullptr;
+  const bool known = cuda.device.error_string(code, &text) == kCudaSuccess && text != nullptr;
+  return known ? one_line(text) : "CUDA error " + std::to_string(code);
+}
+
+}  // namespace laconic::device

@@ -1,0 +1,251 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "pipeline/device_batch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/concat.h"
+#include "codecs/registry/twin.h"
+
+namespace laconic::pipeline {
+
+using device::Memory;
+using device::Stream;
+
+namespace {
+
+constexpr uint64_t kAlignment = 256;
+
+}  // namespace
+
+/// Pieces one after another.
+class DeviceBatch::Cut {
+ public:
+  uint64_t take(uint64_t bytes) {
+    return std::exchange(end_, end_ + (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  }
+  [[nodiscard]] uint64_t end() const noexcept { return end_; }
+
+ private:
+  uint64_t end_ = 0;
+};
+
+DeviceBatch::DeviceBatch(const Spec& spec, const device::Codec& twin,
+                         std::shared_ptr<const device::Program> program, Stream stream,
+                         device::Event begin, device::Event end)
+    : spec_(spec),
+      twin_(&twin),
+      program_(std::move(program)),
+      begin_(std::move(begin)),
+      end_(std::move(end)),
+      stream_(std::move(stream)) {}
+
+Result<DeviceBatch> DeviceBatch::create(const Spec& spec,
+                                        std::shared_ptr<const device::Program> program) {
+  const device::Codec* const twin = codecs::find_twin(spec.codec());
+  const MemoryKind kind = spec.memory().kind;
+  if (twin == nullptr || (kind != MemoryKind::none && kind != MemoryKind::residual)) {
+    return Error{Errc::unsupported, concat({"no kernels for GPUs: ", spec.canonical()}),
+                 "laconic list shows which codecs have them"};
+  }
+  auto stream = Stream::create(program->gpu());
+  if (!stream) return std::move(stream).error();
+  auto begin = device::Event::create(program->gpu());
+  if (!begin) return std::move(begin).error();
+  auto end = device::Event::create(program->gpu());
+  if (!end) return std::move(end).error();
+  return DeviceBatch(spec, *twin, std::move(program), *std::move(stream), *std::move(begin),
+                     *std::move(end));
+}
+
+Error DeviceBatch::failed(Error error) {
+  (void)stream_.wait();
+  return error;
+}
+
+Result<void> DeviceBatch::follow(device::CudaStream stream) {
+  if (auto r = end_.record(stream); !r) return r;
+  return stream_.follow(end_);
+}
+
+Result<void> DeviceBatch::reserve(uint64_t device, uint64_t pinned) {
+  if (device > memory_.bytes()) {
+    memory_ = {};
+    auto memory = Memory::allocate(program_->gpu(), Memory::Where::device, device);
+    if (!memory) return std::move(memory).error();
+    memory_ = *std::move(memory);
+  }
+  if (pinned > pinned_.bytes()) {
+    pinned_ = {};
+    auto memory = Memory::allocate(program_->gpu(), Memory::Where::pinned, pinned);
+    if (!memory) return std::move(memory).error();
+    pinned_ = *std::move(memory);
+  }
+  return {};
+}
+
+template <class Launches>
+Result<void> DeviceBatch::run(uint64_t bytes, uint64_t back, uint64_t back_bytes,
+                              Launches&& launches) {
+  const auto queue_all = [&]() -> Result<void> {
+    if (auto r = stream_.copy_in(memory_.at(), pinned_.at(), bytes); !r) return r;
+    if (auto r = begin_.record(stream_.handle()); !r) return r;
+    device::LaunchQueue queue(*program_, stream_);
+    launches(queue);
+    if (!queue.result()) return queue.result();
+    if (auto r = end_.record(stream_.handle()); !r) return r;
+    if (auto r = stream_.copy_out(pinned_.at() + back, memory_.at() + back, back_bytes); !r)
+      return r;
+    return stream_.wait();
+  };
+  if (auto r = queue_all(); !r) return failed(std::move(r).error());
+  auto seconds = end_.seconds_since(begin_);
+  if (!seconds) return failed(std::move(seconds).error());
+  seconds_ = *seconds;
+  return {};
+}
+
+Result<std::vector<DevicePayload>> DeviceBatch::encode(std::span<const DeviceUnit> units) {
+  const auto count = static_cast<uint32_t>(units.size());
+  if (count == 0) return std::vector<DevicePayload>();
+  Cut cut;
+  std::vector<device::EncodeRow> rows(count);
+  std::vector<uint64_t> out(count);
+  std::vector<Plan> plans;
+  const uint64_t rows_at = cut.take(count * sizeof(device::EncodeRow));
+  const uint64_t measured_at = cut.take(count * sizeof(device::Measured));
+  const uint64_t in_bytes = cut.end();
+  for (uint32_t u = 0; u < count; ++u) {
+    plans.push_back(spec_.codec().plan(spec_.params(), units[u].unit, units[u].place.world));
+    out[u] = cut.take(plans[u].round[0].bytes);
+  }
+  const uint64_t pinned = cut.end();
+  uint64_t tiles = 0;
+  std::vector<uint64_t> scratch(count);
+  for (uint32_t u = 0; u < count; ++u) {
+    const device::Layout layout = twin_->layout(spec_.params(), units[u].unit);
+    scratch[u] = cut.take(layout.scratch);
+    rows[u].first_tile = tiles;
+    tiles += (units[u].unit.count + layout.tile - 1) / layout.tile;
+  }
+  if (auto r = reserve(cut.end(), pinned); !r) return failed(std::move(r).error());
+  for (uint32_t u = 0; u < count; ++u) {
+    const auto& [unit, place, values, dtype, residual] = units[u];
+    device::EncodeRow& row = rows[u];
+    row.values = values;
+    row.residual = residual;
+    row.out = there<uint8_t>(out[u]);
+    row.scratch = there<uint8_t>(scratch[u]);
+    row.measured = there<device::Measured>(measured_at) + u;
+    row.count = unit.count;
+    row.offset = unit.offset;
+    row.key = own_key(place.seed, place.step, unit.parameter, place.rank, place.hop);
+    row.prescale = place.prescale;
+    row.own_weight = place.prescale == 1.0F ? 1.0F : static_cast<float>(place.world);
+    row.limit = float_bits(plans[u].largest_input);
+    row.dtype = dtype;
+  }
+  std::memset(static_cast<void*>(pinned_.at()), 0, in_bytes);
+  std::copy(rows.begin(), rows.end(), host<device::EncodeRow>(rows_at));
+  const bool residual = count != 0 && units[0].residual != nullptr;
+  const auto launches = [&](device::Queue& queue) {
+    twin_->encode(spec_.params(), {there<device::EncodeRow>(rows_at), count, tiles, residual},
+                  queue);
+  };
+  if (auto r = run(in_bytes, measured_at, count * sizeof(device::Measured), launches); !r)
+    return std::move(r).error();
+
+  std::vector<DevicePayload> payloads(count);
+  for (uint32_t u = 0; u < count; ++u) {
+    const device::Measured& measured = host<device::Measured>(measured_at)[u];
+    payloads[u].verdict = twin_->verdict(spec_.params(), measured, units[u].residual != nullptr,
+                                         float_bits(plans[u].largest_input));
+    if (!device::gives_payload(payloads[u].verdict)) continue;
+    const uint64_t bound = plans[u].round[0].bytes;
+    payloads[u].bytes.resize(spec_.contract().exact_size ? bound : std::min(measured.bytes, bound));
+    auto r =
+        stream_.copy_out(host<uint8_t>(out[u]), there<uint8_t>(out[u]), payloads[u].bytes.size());
+    if (!r) return failed(std::move(r).error());
+  }
+  if (auto r = stream_.wait(); !r) return failed(std::move(r).error());
+  for (uint32_t u = 0; u < count; ++u)
+    std::copy_n(host<uint8_t>(out[u]), payloads[u].bytes.size(), payloads[u].bytes.begin());
+  return payloads;
+}
+
+Result<std::vector<bool>> DeviceBatch::check(const Unit& unit, std::span<const Bytes> payloads) {
+  const auto count = static_cast<uint32_t>(payloads.size());
+  if (count == 0) return std::vector<bool>();
+  const device::Layout layout = twin_->layout(spec_.params(), unit);
+  Cut cut;
+  const uint64_t rows_at = cut.take(count * sizeof(device::CheckRow));
+  const uint64_t malformed_at = cut.take(count * sizeof(uint32_t));
+  std::vector<uint64_t> at(count), scratch(count);
+  for (uint32_t p = 0; p < count; ++p) at[p] = cut.take(payloads[p].size());
+  const uint64_t in_bytes = cut.end();
+  for (uint32_t p = 0; p < count; ++p) scratch[p] = cut.take(layout.scratch);
+  if (auto r = reserve(cut.end(), in_bytes); !r) return failed(std::move(r).error());
+  std::memset(static_cast<void*>(pinned_.at()), 0, in_bytes);
+  uint64_t tiles = 0;
+  for (uint32_t p = 0; p < count; ++p) {
+    std::copy(payloads[p].begin(), payloads[p].end(), host<uint8_t>(at[p]));
+    device::CheckRow& row = host<device::CheckRow>(rows_at)[p];
+    row.payload = there<uint8_t>(at[p]);
+    row.scratch = there<uint8_t>(scratch[p]);
+    row.malformed = there<uint32_t>(malformed_at) + p;
+    row.bytes = payloads[p].size();
+    row.count = unit.count;
+    row.first_tile = tiles;
+    tiles += (std::max<uint64_t>(unit.count, 1) + layout.tile - 1) / layout.tile;
+  }
+  auto r = run(in_bytes, malformed_at, count * sizeof(uint32_t), [&](device::Queue& queue) {
+    twin_->check(spec_.params(), {there<device::CheckRow>(rows_at), count, tiles}, queue);
+  });
+  if (!r) return std::move(r).error();
+  std::vector<bool> good(count);
+  for (uint32_t p = 0; p < count; ++p) good[p] = host<uint32_t>(malformed_at)[p] == 0;
+  return good;
+}
+
+Result<void> DeviceBatch::decode(const Unit& unit, std::span<const Term> terms, float* values,
+                                 bool add) {
+  do {
+    const auto some = terms.first(std::min<std::size_t>(terms.size(), device::kTerms));
+    if (auto r = decode_some(unit, some, values, add); !r) return r;
+    terms = terms.subspan(some.size());
+    add = true;
+  } while (!terms.empty());
+  return {};
+}
+
+Result<void> DeviceBatch::decode_some(const Unit& unit, std::span<const Term> terms, float* values,
+                                      bool add) {
+  const device::Layout layout = twin_->layout(spec_.params(), unit);
+  Cut cut;
+  const uint64_t rows_at = cut.take(sizeof(device::DecodeRow));
+  uint64_t at[device::kTerms];
+  for (std::size_t k = 0; k < terms.size(); ++k) at[k] = cut.take(terms[k].payload.size());
+  const uint64_t in_bytes = cut.end();
+  const uint64_t scratch = cut.take(layout.scratch);
+  if (auto r = reserve(cut.end(), in_bytes); !r) return failed(std::move(r).error());
+  device::DecodeRow row;
+  row.values = values;
+  row.scratch = there<uint8_t>(scratch);
+  row.count = unit.count;
+  row.terms = static_cast<uint32_t>(terms.size());
+  row.add = add;
+  for (std::size_t k = 0; k < terms.size(); ++k) {
+    std::copy(terms[k].payload.begin(), terms[k].payload.end(), host<uint8_t>(at[k]));
+    row.payload[k] = there<uint8_t>(at[k]);
+    row.bytes[k] = terms[k].payload.size();
+    row.weight[k] = terms[k].weight;
+  }
+  *host<device::DecodeRow>(rows_at) = row;
+  const uint64_t tiles = (unit.count + layout.tile - 1) / layout.tile;
+  return run(in_bytes, 0, 0, [&](device::Queue& queue) {
+    twin_->decode(spec_.params(), {there<device::DecodeRow>(rows_at), 1, tiles}, queue);
+  });
+}
+
+}  // namespace laconic::pipeline
