@@ -22,11 +22,12 @@ if(PROJECT_IS_TOP_LEVEL)
   set(_auto AUTO)
 endif()
 set(LACONIC_HIGHWAY AUTO CACHE STRING "SIMD kernels through Google Highway: AUTO, ON or OFF")
+set(LACONIC_CUDA AUTO CACHE STRING "Kernels for GPUs in the library, compiled by nvcc: AUTO, ON or OFF")
 set(LACONIC_MPI ${_auto} CACHE STRING "Plug-ins and tests of MPI, for each library that is here: AUTO, ON or OFF")
 set(LACONIC_GLOO ${_auto} CACHE STRING "Plug-in and tests of Gloo: AUTO, ON or OFF")
 set(LACONIC_METRICS ${_auto} CACHE STRING "laconic serve --metrics by prometheus-cpp: AUTO, ON or OFF")
 set(LACONIC_XDP ${_auto} CACHE STRING "The aggregation server's program in the kernel: AUTO, ON or OFF")
-set_property(CACHE LACONIC_HIGHWAY LACONIC_MPI LACONIC_GLOO LACONIC_METRICS LACONIC_XDP
+set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA LACONIC_MPI LACONIC_GLOO LACONIC_METRICS LACONIC_XDP
              PROPERTY STRINGS AUTO ON OFF)
 
 get_property(_is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)

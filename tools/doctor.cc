@@ -18,6 +18,7 @@
 #include "command.h"
 #include "error_metrics.h"
 #include "gradients.h"
+#include "kernels/device_images.h"
 #include "laconic/engine/nccl.h"
 #include "laconic/isa.h"
 #include "laconic/registry.h"
@@ -63,6 +64,14 @@ Json nccl_findings() {
           {"gpus", found ? found->gpus : 0},
           {"why", found ? found->why_not : found.error().message},
           {"override", "LACONIC_NCCL_LIB"}};
+}
+
+Json device_findings() {
+  const kernels::DeviceFound found = kernels::find_device();
+  Json embedded = Json::array();
+  for (const device::Image& image : kernels::device_images()) embedded.push_back(image.name());
+  return {{"able", found.why_not.empty()}, {"gpu", found.gpu},     {"driver", found.driver},
+          {"image", found.image},          {"why", found.why_not}, {"embedded", embedded}};
 }
 
 /// Tried in a child, so that this process keeps its own namespaces.
@@ -183,6 +192,11 @@ void print_report(const Json& report) {
                                     fmt::join(isa_names(), ", "), isa["why"].text()));
   print_line("huge pages", machine["huge_pages"].text());
   print_line("NCCL", nccl_text(report["nccl"]));
+  const Json& device = report["device"];
+  print_line("GPU kernels", device["able"].flag()
+                                ? fmt::format("{} on {}; driver of CUDA {}", device["image"].text(),
+                                              device["gpu"].text(), device["driver"].text())
+                                : "no: " + device["why"].text());
   print_line("network lab",
              yes_or_why(report["network_lab"]["able"].flag(), report["network_lab"]));
   for (const auto& [_, t] : report["codecs"].members()) {
@@ -202,6 +216,7 @@ int doctor(const Options& options) {
                     {"machine", machine_json()},
                     {"isa", isa_findings()},
                     {"nccl", nccl_findings()},
+                    {"device", device_findings()},
                     {"network_lab", namespace_findings()},
                     {"codecs", to_json(tests)}};
   options.json ? print_json(report) : print_report(report);

@@ -71,6 +71,15 @@ LACONIC_API const char* laconic_last_hint(void);
 /* JSON, as printed by `laconic list --json`: every codec with its parameters and contract.
  * NUL-terminated, static. */
 LACONIC_API const char* laconic_codecs_json(void);
+/* JSON, whether codecs' kernels run on a GPU here. Opens the driver (NULL: libcuda.so.1) and CUDA's
+ * first GPU, and loads the kernels for a moment:
+ *   gpu       its name and compute capability, "" if there is none
+ *   driver    the CUDA that the driver supports, "13.0"
+ *   image     what it loaded: "sm_90", or "PTX of compute_80", which it compiled; "": nothing
+ *   why_not   why not, "" if it did
+ *   embedded  what this library has; nothing, if it was built without nvcc
+ * NUL-terminated, valid until the calling thread's next call of this, explain or stats. */
+LACONIC_API const char* laconic_device_info(const char* driver);
 
 /* Element types. */
 enum {

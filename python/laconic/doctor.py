@@ -112,6 +112,14 @@ def _nccl_here() -> Check:
     return Check("nccl", None, f"{here}; cannot run: {found.why_not}" if found.why_not else f"{here}; GPUs: {found.gpus}")
 
 
+def _kernels_here() -> Check:
+    """For codecs on a GPU; training needs none."""
+    found = json.loads(_lib.lib.laconic_device_info(None).decode())
+    if found["why_not"]:
+        return Check("gpu", None, f"cannot run: {found['why_not']}")
+    return Check("gpu", None, f"{found['image']} on {found['gpu']}; driver of CUDA {found['driver']}")
+
+
 def _variables() -> Check:
     """The LACONIC_* variables: those that are set, and those that mean nothing."""
     here = {name: value for name, value in sorted(os.environ.items()) if name.startswith(environment.PREFIX)}
@@ -320,7 +328,7 @@ def _examine_together(launcher: environment.Launcher) -> tuple[list[Check], dict
     found = together.met(launcher, SPEC, TIMEOUT, _train, _where)
     if "error" in found:
         return [Check("exchange", False, f"rank {found['rank']} under {launcher.name}, {SPEC}: {found['error']}")], found
-    checks = [] if found["rank"] != 0 else [_library(), _python(), *_torch(), _nccl_here(), _numpy(), _variables()]
+    checks = [] if found["rank"] != 0 else [_library(), _python(), *_torch(), _nccl_here(), _kernels_here(), _numpy(), _variables()]
     return [*checks, *(Check(*line) for line in together.lines(launcher, found, SPEC))], found
 
 
@@ -331,7 +339,7 @@ def _python() -> Check:
 def examine() -> tuple[list[Check], dict]:
     """Every check, and what the exchange gave."""
     torch, gloo = _torch()
-    checks = [_library(), _python(), torch, gloo, _nccl_here(), _numpy(), _variables()]
+    checks = [_library(), _python(), torch, gloo, _nccl_here(), _kernels_here(), _numpy(), _variables()]
     if not (torch.ok and gloo.ok):
         return [*checks, Check("exchange", False, "not tried")], {}
     found = exchange(TIMEOUT)

@@ -73,7 +73,7 @@ def test_two_processes_exchange(tmp_path):
     report = json.loads(done.stdout)
     checks = {check["name"]: check for check in report["checks"]}
     assert report["ok"] is True and report["exchange"]["equal"] is True and report["exchange"]["ratio"] > 15
-    assert list(checks) == ["laconic", "python", "torch", "gloo", "nccl", "numpy", "variables", "interface", "exchange"]
+    assert list(checks) == ["laconic", "python", "torch", "gloo", "nccl", "gpu", "numpy", "variables", "interface", "exchange"]
     assert laconic.__version__ in checks["laconic"]["text"] and "liblaconic.so" in checks["laconic"]["text"]
     assert "disables laconic" in checks["variables"]["text"] and "LACONIC_SPEC=none" in checks["variables"]["text"]
     assert f"{report['exchange']['ratio']:.1f} to 1, replicas equal" in checks["exchange"]["text"]
@@ -157,10 +157,10 @@ def test_missing_library_is_reported(tmp_path):
 # ---- NCCL: which one, and why it cannot run ----
 
 
-def nccl_line(tmp_path, **variables):
+def nccl_line(tmp_path, name="nccl", **variables):
     """What a process says of it. Without torch, so that no exchange is tried."""
     done = run(tmp_path, program=("-c", f"BLOCKED = ('torch',)\n{BLOCK}"), **variables)
-    return lines(done)["nccl"]
+    return lines(done)[name]
 
 
 @pytest.fixture
@@ -179,6 +179,14 @@ def test_nccl_from_variable_is_tried_with_and_without_gpus(tmp_path, fake_nccl):
     assert nccl_line(tmp_path, **variables) == f"{here}; GPUs: 2"
     why = "no GPU: no CUDA-capable device is detected"
     assert nccl_line(tmp_path, **variables, FAKE_NCCL_DEVICES="0") == f"{here}; cannot run: {why}"
+
+
+def test_kernels_for_gpus_are_reported(tmp_path, fake_nccl):
+    (tmp_path / "libcuda.so.1").symlink_to(fake_nccl)
+    said = nccl_line(tmp_path, "gpu", LD_LIBRARY_PATH=str(tmp_path))
+    assert said in ("sm_90 on Fake GPU, compute capability 9.0; driver of CUDA 13.0", "cannot run: this build has no kernels for GPUs")
+    none = nccl_line(tmp_path, "gpu", LD_LIBRARY_PATH=str(tmp_path), FAKE_NCCL_DEVICES="0")
+    assert none == "cannot run: no GPU: cuInit failed: no CUDA-capable device is detected"
 
 
 def test_old_nccl_and_missing_driver_are_reported(tmp_path, fake_nccl):

@@ -32,4 +32,11 @@ const char* laconic_codecs_json(void) {
   });
 }
 
+const char* laconic_device_info(const char* driver) {
+  return guarded_value<const char*>("", [&](const char*& out) {
+    out = laconic::capi::keep(laconic::session::describe_device(driver == nullptr ? "" : driver));
+    return 0;
+  });
+}
+
 }  // extern "C"

@@ -5,6 +5,7 @@
 
 #include "base/field_text.h"
 #include "base/json_text.h"
+#include "kernels/device_images.h"
 #include "laconic/laconic.h"
 #include "laconic/version.h"
 
@@ -395,6 +396,17 @@ std::string describe_build() {
   json.field("compiler", __VERSION__).key("isas").open('[');
   for (const Isa isa : available_isas()) json.value(isa_name(isa));
   json.close(']').field("isa", isa_name(best_isa())).close('}');
+  return json.take();
+}
+
+std::string describe_device(const std::string& driver) {
+  const kernels::DeviceFound found =
+      driver.empty() ? kernels::find_device() : kernels::find_device(driver);
+  JsonText json;
+  json.open('{').field("gpu", found.gpu).field("driver", found.driver).field("image", found.image);
+  json.field("why_not", found.why_not).key("embedded").open('[');
+  for (const device::Image& image : kernels::device_images()) json.value(image.name());
+  json.close(']').close('}');
   return json.take();
 }
 

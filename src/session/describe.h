@@ -27,5 +27,7 @@ std::string explain(const Session& session);
 std::string describe_stats(const Session& session);
 /// Version, ABI, compiler, instruction sets.
 std::string describe_build();
+/// As laconic_device_info. `driver`: its library; empty: the loader's.
+std::string describe_device(const std::string& driver);
 
 }  // namespace laconic::session

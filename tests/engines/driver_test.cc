@@ -12,6 +12,7 @@
 
 #include "conformance/device_batch.h"
 #include "engines/fake_gpu.h"
+#include "kernels/device_images.h"
 #include "pipeline/device_batch.h"
 
 namespace laconic::test {
@@ -89,6 +90,26 @@ TEST(DriverProgram, UnknownKernelIsNamed) {
   const auto program = device::Program::load(*open_gpu(fake), fake_images(), kNames);
   EXPECT_EQ(program.error().message,
             "cuModuleGetFunction of laconic_Nothing failed on GPU 0: CUDA error 500");
+  EXPECT_EQ(fake.alive(), 0U);
+}
+
+TEST(DriverFind, ReasonForNoKernelsIsReported) {
+  const Fake fake;
+  const bool embedded = !kernels::device_images().empty();
+  const std::string none = "this build has no kernels for GPUs";
+  kernels::DeviceFound found = kernels::find_device(fake.path());
+  EXPECT_EQ(found.gpu, "Fake GPU, compute capability 9.0");
+  EXPECT_EQ(found.driver, "13.0");
+  EXPECT_EQ(found.image, embedded ? "sm_90" : "");
+  EXPECT_EQ(found.why_not, embedded ? "" : none);
+  fake->card(75, 12040);
+  found = kernels::find_device(fake.path());
+  EXPECT_EQ(found.why_not,
+            embedded ? "no kernels for this GPU: Fake GPU, compute capability 7.5" : none);
+  fake->reset(kNew, 0);
+  found = kernels::find_device(fake.path());
+  EXPECT_EQ(found.gpu, "");
+  EXPECT_EQ(found.why_not, "no GPU: cuInit failed: no CUDA-capable device is detected");
   EXPECT_EQ(fake.alive(), 0U);
 }
 

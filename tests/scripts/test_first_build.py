@@ -22,7 +22,7 @@ def checkout(tmp_path):
     """A checkout of scripts alone, and on the PATH programs of the test: fake(name, what it does)."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "scripts").mkdir()
-    for name in ("bootstrap", "build", "wheel", "ccache.sh", "requirements.txt", "requirements-torch.txt", "requirements-clang-format.txt"):
+    for name in ("bootstrap", "build", "wheel", "ccache.sh", "requirements.txt", "requirements-torch.txt", "requirements-clang-format.txt", "requirements-cuda.txt"):
         shutil.copy(SCRIPTS / name, tmp_path / "scripts")
 
     def fake(name, does):
@@ -136,6 +136,18 @@ def test_package_unknown_to_apt_is_recorded_and_not_requested(machine):
     machine.run("bootstrap")
     assert machine.missing() == ["clang-14"]
     assert len(machine.lines("calls")) == calls
+
+
+@pytest.mark.parametrize("has_nvcc", [True, False])
+def test_nvcc_comes_from_system_or_pip(machine, has_nvcc):
+    if has_nvcc:
+        machine("nvcc", "true")
+        machine("ptxas", "true")
+    (machine.root / ".venv/bin/python").write_text('#!/bin/bash\necho "$*" >>pip\n')
+    folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if not Path(folder, "nvcc").exists()]
+    said = machine.run("bootstrap", "--cuda", PATH=os.pathsep.join([str(machine.root / "bin"), *folders]))
+    assert ("nvcc is here" in said) == has_nvcc
+    assert any("-r scripts/requirements-cuda.txt" in line for line in machine.lines("pip")) != has_nvcc
 
 
 def test_held_lock_is_awaited(machine):

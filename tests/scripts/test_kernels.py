@@ -2,6 +2,7 @@
 """Faults that scripts/kernels finds in PTX. Compiling the kernels is the section `cuda`."""
 
 import importlib.util
+import re
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -36,3 +37,16 @@ def test_kernels_of_the_list_and_of_the_ptx_are_the_same():
     assert kernels.faults_of_ptx(GOOD, {"a", "b"}) == ["no kernel b"]
     assert kernels.faults_of_ptx(GOOD, set()) == ["a is not in kernel_list.h"]
     assert "laconic_Measure" in kernels.listed()
+
+
+def test_library_embeds_what_is_compiled():
+    source = (ROOT / "src" / "kernels" / "device_images.cc").read_text(encoding="utf-8")
+    embedded = re.findall(r'LACONIC_EMBED\("\w+", "(sm_\d+)\.cubin"\)', source)
+    assert embedded == kernels.SHIPPED == [f"sm_{number}" for number in (80, 90, 100, 120)]
+    assert re.findall(r"\{(\d+), false, \{laconic_image_sm_(\d+),", source) == [(name[3:], name[3:]) for name in embedded]
+    assert f"{{{kernels.OLDEST.removeprefix('compute_')}, true, {{laconic_image_ptx," in source
+
+
+def test_flags_of_nvcc_keep_cpu_bits():
+    flags = (ROOT / "src" / "kernels" / "nvcc.flags").read_text(encoding="utf-8").split()
+    assert {"-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"} <= set(flags)

@@ -528,3 +528,34 @@ def test_doctor_reports_nccl_and_why_it_cannot_run(tmp_path):
                      "override": "LACONIC_NCCL_LIB"}
     text = laconic("doctor", env={**env, "FAKE_NCCL_DEVICES": "0"}).stdout
     assert f"\nNCCL         2.27.3, and cannot run here: {why}\n" in text
+
+
+@pytest.fixture
+def fake_gpu(tmp_path):
+    """The environment of a command that finds a simulated GPU."""
+    fake = BINARY.parents[1] / "lib" / "liblaconic_fake_nccl.so"
+    if not fake.exists():
+        pytest.skip("the simulated driver is not built: scripts/build release laconic_fake_nccl")
+    (tmp_path / "libcuda.so.1").symlink_to(fake)
+    return {"LD_LIBRARY_PATH": str(tmp_path)}
+
+
+@pytest.fixture
+def no_driver(tmp_path):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "libcuda.so.1").write_bytes(b"no library")
+    return {"LD_LIBRARY_PATH": str(tmp_path / "none")}
+
+
+def test_doctor_reports_kernels_for_gpus(fake_gpu, no_driver):
+    found = json.loads(laconic("doctor", "--json", env=fake_gpu).stdout)["device"]
+    text = laconic("doctor", env=fake_gpu).stdout
+    assert (found["gpu"], found["driver"]) == ("Fake GPU, compute capability 9.0", "13.0")
+    if found["embedded"]:
+        assert found["able"] and found["image"] == "sm_90" and "PTX of compute_80" in found["embedded"]
+        assert "\nGPU kernels  sm_90 on Fake GPU, compute capability 9.0; driver of CUDA 13.0\n" in text
+    else:
+        assert "\nGPU kernels  no: this build has no kernels for GPUs\n" in text
+    none = laconic("doctor", env={**fake_gpu, "FAKE_NCCL_DEVICES": "0"}).stdout
+    assert "\nGPU kernels  no: no GPU: cuInit failed: no CUDA-capable device is detected\n" in none
+    assert re.search(r"^GPU kernels  no: no NVIDIA driver: .*libcuda.so.1", laconic("doctor", env=no_driver).stdout, re.M)

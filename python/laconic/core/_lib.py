@@ -178,6 +178,7 @@ _SIGNATURES = {
     "laconic_last_message": (c_char_p, []),
     "laconic_last_hint": (c_char_p, []),
     "laconic_codecs_json": (c_char_p, []),
+    "laconic_device_info": (c_char_p, [c_char_p]),
     "laconic_codec_create": (c_int32, [c_char_p, c_size_t, c_uint32, POINTER(_P)]),
     "laconic_codec_destroy": (None, [_P]),
     "laconic_codec_spec": (c_char_p, [_P]),

@@ -211,6 +211,10 @@ inline std::span<const Function> library_functions() {
        [](Objects&, Arguments&) -> int32_t { return something(laconic_build_info()); }},
       {"laconic_codecs_json", Gives::value,
        [](Objects&, Arguments&) -> int32_t { return something(laconic_codecs_json()); }},
+      {"laconic_device_info", Gives::value,
+       [](Objects&, Arguments&) -> int32_t {
+         return something(laconic_device_info("/nonexistent/libcuda.so.1"));
+       }},
       {"laconic_error_name", Gives::value,
        [](Objects&, Arguments&) -> int32_t { return something(laconic_error_name(25)); }},
       {"laconic_last_message", Gives::value,
