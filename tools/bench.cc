@@ -8,8 +8,10 @@
 #include <charconv>
 #include <memory>
 
+#include "bench_device.h"
 #include "bench_engine.h"
 #include "bench_point.h"
+#include "codecs/registry/twin.h"
 #include "command.h"
 #include "engines.h"
 #include "files.h"
@@ -32,6 +34,7 @@ struct Options {
   uint32_t peers = 1;
   double seconds = 1.0;
   bool codec_only = false;
+  bool device = false;
   bool json = false;
   EngineBench over;
 };
@@ -245,6 +248,21 @@ int bench(const Options& options) {
   return kFine;
 }
 
+/// Without --spec: all that have kernels.
+int bench_on_device(const Options& options) {
+  auto specs = parse_specs(options.specs);
+  if (!specs) return fail(specs.error(), options.json, kUsage);
+  if (options.specs.empty()) {
+    specs->erase(
+        std::remove_if(specs->begin(), specs->end(),
+                       [](const Spec& spec) { return codecs::find_twin(spec.codec()) == nullptr; }),
+        specs->end());
+  }
+  auto inputs = tensors(options);
+  if (!inputs) return fail(inputs.error(), options.json, kUsage);
+  return bench_device({*std::move(specs), *std::move(inputs), options.seconds, options.json});
+}
+
 int bench_over(const Command& command, const Options& options) {
   const auto specs = parse_specs(options.specs);
   if (!specs) return fail_everywhere(specs.error(), options.json, kUsage);
@@ -287,12 +305,17 @@ Run add_bench(Program& program) {
   command.add_flag(
       "--codec-only", options->codec_only,
       "the codec's own encode: no scan for NaN before it, no feedback unless it is fused");
+  const Option device = command.add_flag("--device", options->device,
+                                         "the codecs' kernels on this machine's first GPU");
+  for (const char* other : {"--isa", "--threads", "--peers", "--decode", "--codec-only"})
+    command.get_option(other).excludes(device);
   command.add_flag("--json", options->json, "machine-readable");
   const Option engine = add_engine_options(command, options->over);
-  for (const char* alone :
-       {"--size", "--isa", "--seconds", "--data", "--input", "--peers", "--decode", "--codec-only"})
+  for (const char* alone : {"--size", "--isa", "--seconds", "--data", "--input", "--peers",
+                            "--decode", "--codec-only", "--device"})
     command.get_option(alone).excludes(engine);
   return [command, options] {
+    if (options->device) return bench_on_device(*options);
     return options->over.engine.empty() ? bench(*options) : bench_over(command, *options);
   };
 }

@@ -559,3 +559,42 @@ def test_doctor_reports_kernels_for_gpus(fake_gpu, no_driver):
     none = laconic("doctor", env={**fake_gpu, "FAKE_NCCL_DEVICES": "0"}).stdout
     assert "\nGPU kernels  no: no GPU: cuInit failed: no CUDA-capable device is detected\n" in none
     assert re.search(r"^GPU kernels  no: no NVIDIA driver: .*libcuda.so.1", laconic("doctor", env=no_driver).stdout, re.M)
+
+
+# ---- bench --device ----
+
+
+def test_device_bench_without_gpu_is_one_line(no_driver):
+    done = laconic("bench", "--device", "--size", "4Ki", env=no_driver)
+    assert done.returncode == BAD_ANSWER and done.stdout == "" and "no NVIDIA driver" in done.stderr and len(done.stderr.splitlines()) <= 2
+    assert laconic("bench", "--device", "--threads", "2").returncode == USAGE
+
+
+def embeds_kernels():
+    return bool(json.loads(laconic("doctor", "--json").stdout)["device"]["embedded"])
+
+
+def test_device_bench_measures_codecs_with_kernels(fake_gpu):
+    if not embeds_kernels():
+        pytest.skip("built without nvcc")
+    words = ["bench", "--device", "--size", "20000", "--seconds", "0.01"]
+    report = json.loads(laconic(*words, "--json", env=fake_gpu).stdout)
+    assert report["gpu"].startswith("Fake GPU") and report["image"] == "sm_90"
+    points = {point["codec"].partition(":")[0].partition("+")[0]: point for point in report["results"]}
+    assert {"fp16", "bf16", "int8", "3lc", "signsgd"} <= set(points)
+    assert "inceptionn" not in points
+    point = points["int8"]
+    moved = 20000 * (3 if point["feedback"] else 1) + point["payload_bytes"]
+    assert point["elements"] == 5000 and point["samples"] >= 4
+    for name, moved in (("encode", moved), ("check", point["payload_bytes"]), ("decode", 20000 + point["payload_bytes"])):
+        share = moved / (2 * 20000) * point["copy_s"] / point[name]["seconds"]
+        assert abs(point[name]["share"] - share) < 1e-3 * share
+    table = laconic(*words, "--spec", "int8", env=fake_gpu).stdout
+    assert table.splitlines()[0].split()[:4] == ["codec", "size", "ratio", "encode"] and "sm_90 of Fake GPU" in table
+
+
+def test_device_bench_notices_wrong_payloads(fake_gpu):
+    if not embeds_kernels():
+        pytest.skip("built without nvcc")
+    done = laconic("bench", "--device", "--spec", "int8+noef", "--size", "4Ki", env={**fake_gpu, "FAKE_CUDA_WRONG": "1"})
+    assert done.returncode == BAD_ANSWER and "payloads of the GPU and of the CPU differ" in done.stderr
