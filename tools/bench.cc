@@ -11,7 +11,6 @@
 #include "bench_device.h"
 #include "bench_engine.h"
 #include "bench_point.h"
-#include "codecs/registry/twin.h"
 #include "command.h"
 #include "engines.h"
 #include "files.h"
@@ -19,6 +18,7 @@
 #include "laconic/registry.h"
 #include "machine.h"
 #include "output.h"
+#include "pipeline/device_batch.h"
 
 namespace laconic::tools {
 namespace {
@@ -255,7 +255,7 @@ int bench_on_device(const Options& options) {
   if (options.specs.empty()) {
     specs->erase(
         std::remove_if(specs->begin(), specs->end(),
-                       [](const Spec& spec) { return codecs::find_twin(spec.codec()) == nullptr; }),
+                       [](const Spec& spec) { return !pipeline::DeviceBatch::takes(spec); }),
         specs->end());
   }
   auto inputs = tensors(options);

@@ -19,7 +19,7 @@ namespace laconic::device {
 struct Measured {
   uint32_t values = 0;     ///< of x
   uint32_t residual = 0;   ///< of e
-  uint32_t sum = 0;        ///< of x + e
+  uint32_t sum = 0;        ///< of x + e; thc: of its blocks' norms
   uint32_t chunk_sum = 0;  ///< of the sums of x + e over chunks, in codecs that send means
   uint32_t state = 0;      ///< of the codec state
   uint64_t bytes = 0;      ///< of the payload
@@ -63,7 +63,7 @@ struct EncodeRow {
   const void* values = nullptr;  ///< of `dtype`: f32, f16 or bf16
   float* residual = nullptr;     ///< null: none
   const float* state = nullptr;  ///< Plan::state_floats; null: as at the start
-  uint8_t* out = nullptr;        ///< Plan::round[0].bytes, at any alignment
+  uint8_t* out = nullptr;        ///< RoundPlan::bytes, at any alignment
   uint8_t* scratch = nullptr;    ///< Layout::scratch, aligned to 16 bytes
   Measured* measured = nullptr;
   uint64_t count = 0;
@@ -74,6 +74,12 @@ struct EncodeRow {
   float own_weight = 1.0F;  ///< what a payload weighs in the residual
   uint32_t limit = 0;       ///< bits of Plan::largest_input
   DType dtype = DType::f32;
+  /// For codecs with quantized values that add.
+  struct Quantized {
+    uint8_t* kept = nullptr;   ///< Work::kept; aligned to 64 bytes
+    RandomKey shared;          ///< shared_key of unit and place
+    uint8_t* lanes = nullptr;  ///< with EncodeBatch::lane_bytes: the elements, aligned to 4 bytes
+  } quantized;
 };
 
 struct EncodeBatch {
@@ -81,6 +87,12 @@ struct EncodeBatch {
   uint32_t units = 0;
   uint64_t tiles = 0;
   bool residual = false;  ///< rows have one
+  uint32_t round = 0;
+  /// No round of the rows was encoded before. Otherwise `measured` is as the first one left it.
+  bool begins = true;
+  /// Last rounds of quantized values: bytes of an element that adds. Rows with no payload get
+  /// zeros. 0: no elements are wanted.
+  uint32_t lane_bytes = 0;
 };
 
 /// A unit that was delivered.
@@ -103,6 +115,7 @@ struct CheckRow {
   uint32_t* malformed = nullptr;  ///< 0 before; not 0 afterwards: refused
   uint64_t bytes = 0;
   uint64_t count = 0;
+  uint64_t offset = 0;  ///< Unit::offset
   uint64_t first_tile = 0;
 };
 
@@ -110,6 +123,7 @@ struct CheckBatch {
   const CheckRow* rows = nullptr;
   uint32_t units = 0;
   uint64_t tiles = 0;
+  uint32_t round = 0;
 };
 
 inline constexpr uint32_t kTerms = 8;
@@ -125,6 +139,16 @@ struct DecodeRow {
   float weight[kTerms] = {};
   uint32_t terms = 0;
   bool add = false;  ///< to what is in `values`
+  /// For codecs with quantized values that add.
+  struct Quantized {
+    const uint8_t* kept = nullptr;  ///< Work::kept; aligned to 64 bytes
+    RandomKey shared;               ///< shared_key of unit and place
+    uint64_t offset = 0;            ///< Unit::offset
+    /// Not null: Term::contributors of the one term, a sum. Each is two words.
+    const uint32_t* contributors = nullptr;
+    bool by_block = false;              ///< contributors of each block, or of all
+    const uint8_t* granules = nullptr;  ///< not null: Term::granules of the one term
+  } quantized;
 };
 
 struct DecodeBatch {

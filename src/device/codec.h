@@ -1,7 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // A codec's twin on the device: its launches (CodecTable::device). It writes the bytes and the
-// residuals of the CPU, bit for bit. A unit has one round, and a residual without decay, or none.
+// residuals of the CPU, bit for bit. A unit has a residual without decay, or none.
+//
+// Codecs with rounds: CodecTable::start, accept and commit run on the host, over a copy of
+// Work::kept, a few bytes per block of elements. encode and decode use the same bytes in the row's
+// `quantized.kept`: ranges are read there, maxima written.
 #pragma once
 
 #include "device/batch.h"
@@ -17,8 +21,9 @@ struct Layout {
 
 struct Codec {
   Layout (*layout)(const void* params, const Unit& unit);
-  /// Payloads to EncodeRow::out, and what decides about them to EncodeRow::measured. Residuals of
-  /// units that give a payload become x + e - decode(payload).
+  /// Payloads of a round to EncodeRow::out, and what decides about them to EncodeRow::measured. In
+  /// the last round residuals of units that give a payload become x + e - decode(payload); a
+  /// residual that is reset may be zeros from the first one on.
   void (*encode)(const void* params, const EncodeBatch& batch, Queue& queue);
   /// As verdict_of.
   Verdict (*verdict)(const void* params, const Measured& measured, bool residual, uint32_t limit);

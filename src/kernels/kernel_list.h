@@ -9,6 +9,7 @@
 #include "kernels/cast/cast_device.h"
 #include "kernels/core/measure_device.h"
 #include "kernels/int8/int8_device.h"
+#include "kernels/rotate/thc_device.h"
 #include "kernels/sidco/sidco_device.h"
 #include "kernels/sparse/radix_device.h"
 #include "kernels/sparse/select_device.h"
@@ -56,4 +57,9 @@
   X(SidcoMoments)                  \
   X(SidcoFit)                      \
   X(SidcoChoose)                   \
-  X(SidcoCommit)
+  X(SidcoCommit)                   \
+  X(ThcMeasure)                    \
+  X(ThcEncode)                     \
+  X(ThcLanes)                      \
+  X(ThcCheck)                      \
+  X(ThcDecode)

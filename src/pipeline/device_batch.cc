@@ -41,11 +41,16 @@ DeviceBatch::DeviceBatch(const Spec& spec, const device::Codec& twin,
       end_(std::move(end)),
       stream_(std::move(stream)) {}
 
+bool DeviceBatch::takes(const Spec& spec) {
+  const MemoryKind kind = spec.memory().kind;
+  return codecs::find_twin(spec.codec()) != nullptr && spec.codec().start == nullptr &&
+         (kind == MemoryKind::none || kind == MemoryKind::residual);
+}
+
 Result<DeviceBatch> DeviceBatch::create(const Spec& spec,
                                         std::shared_ptr<const device::Program> program) {
   const device::Codec* const twin = codecs::find_twin(spec.codec());
-  const MemoryKind kind = spec.memory().kind;
-  if (twin == nullptr || (kind != MemoryKind::none && kind != MemoryKind::residual)) {
+  if (!takes(spec)) {
     return Error{Errc::unsupported, concat({"no kernels for GPUs: ", spec.canonical()}),
                  "laconic list shows which codecs have them"};
   }

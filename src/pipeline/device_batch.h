@@ -35,7 +35,10 @@ struct DevicePayload {
 /// was on its way to the device or to the host is undefined.
 class DeviceBatch {
  public:
-  /// unsupported: the codec has no kernels, or the spec a memory other than a residual.
+  /// The codec has kernels and one round, which needs nothing of other ranks, and the spec at most
+  /// a residual. Codec states are as at the start.
+  static bool takes(const Spec& spec);
+  /// unsupported unless takes(spec).
   static Result<DeviceBatch> create(const Spec& spec,
                                     std::shared_ptr<const device::Program> program);
 

@@ -338,7 +338,7 @@ TEST(DriverBatchTest, WorkOfFollowedStreamComesFirst) {
 TEST(DriverBatchTest, SpecWithoutKernelsIsUnsupported) {
   const Fake fake;
   const auto program = *load_program(*open_gpu(fake));
-  for (const char* spec : {"inceptionn", "int8+momentum"}) {
+  for (const char* spec : {"inceptionn", "thc", "int8+momentum"}) {
     const auto parsed = Spec::parse(spec);
     if (!parsed) continue;
     EXPECT_EQ(DeviceBatch::create(*parsed, program).error().code, Errc::unsupported) << spec;

@@ -9,18 +9,20 @@
 #include "codecs/thc/tables.h"
 #include "kernels/rotate/grid.h"
 #include "kernels/rotate/rotate.h"
+#include "kernels/rotate/thc_elements.h"
 #include "laconic/random.h"
 
 namespace laconic::codecs {
 namespace {
 
+using kernels::codes_mean_something;
 using kernels::Grid;
 using kernels::kLargestRotation;
+using kernels::kMostNorm;
+using kernels::short_norm;
 
 // Round 0: a norm of every block (f32). Round 1: codes, block by block.
 
-/// Blocks with a larger norm are refused: nothing overflows, whatever p is.
-constexpr float kMostNorm = 0x1p116F;
 constexpr float kLargestInput = 0x1p108F;  // two of them in √8192 of a block stay below kMostNorm
 
 /// `scale=last`: norms grow from step to step. Of the last largest norm and of the floor, which
@@ -31,14 +33,9 @@ constexpr float kFloor = 0x1p-10F;
 /// Elements of a task, whole blocks.
 constexpr uint64_t kTask = 1 << 16;
 
-// The upper half of a float, rounded up: orders like the norms.
-uint16_t short_norm(float norm) {
-  return static_cast<uint16_t>((float_bits(norm) + 0xFFFFU) >> 16);
-}
 float long_norm(uint16_t norm) { return bits_float(uint32_t{norm} << 16); }
 
-/// How a unit lies in blocks, and what Work::kept holds: maxima (u16), ranges (f32), and whether
-/// round 0 has left this rank's norms among the maxima.
+/// How a unit lies in blocks and in Work::kept.
 struct Blocks {
   uint64_t count;  ///< elements of the unit
   uint32_t size;
@@ -52,7 +49,7 @@ struct Blocks {
         size(256U << params.block),
         blocks(ceil_div(unit.count, size)),
         code_bytes(size / 8 * params.bits),
-        ranges_at(round_up(blocks * sizeof(uint16_t), 64)),
+        ranges_at(kernels::thc_ranges_at(blocks)),
         last(params.scale == Thc::Scale::last) {}
 
   [[nodiscard]] float range(const Work& work, uint64_t block) const {
@@ -88,8 +85,6 @@ float range_of(const Thc::Params& params, const Blocks& b, float norm) {
   return params.reach * norm / std::sqrt(static_cast<float>(b.size));
 }
 
-bool codes_mean_something(float range) { return range >= kernels::kTinyRange; }
-
 float finite_norm(float norm) { return norm > 0 ? std::min(norm, kMostNorm) : 0.0F; }
 
 Grid grid_of(const Thc::Params& params) {
@@ -124,8 +119,8 @@ struct Streams {
 float norm_of(const Blocks& b, uint64_t block, Source source, const Work& work) {
   const uint64_t at = block * b.size;
   const float* add = source.residual == nullptr ? nullptr : source.residual + at;
-  return static_cast<float>(std::sqrt(kernels::rotate_kernels(work.isa).square_norm(
-      source.values + at, add, b.elements_of(block))));
+  return kernels::norm_of_squares(
+      kernels::rotate_kernels(work.isa).square_norm(source.values + at, add, b.elements_of(block)));
 }
 
 /// body(block) → norm, for all blocks; false when one is not finite or above kMostNorm.

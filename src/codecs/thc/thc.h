@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "device/codec.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -68,6 +69,7 @@ struct Thc {
   static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
   static void commit(const Call<Params>& call, std::span<float> state, Bytes sent, Bytes merged,
                      uint32_t contributors);
+  static const device::Codec twin;  ///< on GPUs
 };
 
 }  // namespace laconic::codecs

@@ -30,10 +30,9 @@ void dequantize(const uint8_t* codes, uint32_t n, const Grid& grid, float range,
 
 template <class Lane>
 void mean(const void* lanes, uint32_t n, uint32_t g, GridMean mean, float range, float* y) {
-  const auto all = static_cast<int32_t>(mean.added * g);
   const float scale = mean_scale(range, g, mean.divisor);
   for (uint32_t i = 0; i < n; ++i) {
-    y[i] = grid_value(2 * static_cast<int32_t>(at<Lane>(lanes, i)) - all, scale);
+    y[i] = grid_value(doubled_sum(at<Lane>(lanes, i), g, mean.added), scale);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/host_device.h"
 #include "kernels/rotate/rotate.h"
 #include "laconic/dtype.h"
 
@@ -29,17 +30,35 @@ namespace laconic::kernels {
 /// Virtual lanes of square_norm.
 inline constexpr uint32_t kNormLanes = 32;
 
+/// A lane with one more element.
+[[nodiscard]] LACONIC_HOST_DEVICE inline double with_square(double lane, float x) noexcept {
+  const auto a = static_cast<double>(x);
+  return lane + a * a;
+}
+
 /// Elements whose signs one block of Philox holds.
 inline constexpr uint32_t kSignBlock = 128;
 
-/// Word w of a block's signs, of its elements 32·w to 32·w + 31.
+/// Four words of a block's signs, from element kSignBlock·k on.
+[[nodiscard]] constexpr RandomBlock sign_words(SignStream signs, uint64_t k) noexcept {
+  return philox(signs.key, signs.first / kSignBlock + k);
+}
+/// Word w, of its elements 32·w to 32·w + 31.
 [[nodiscard]] constexpr uint32_t sign_word(SignStream signs, uint64_t w) noexcept {
-  return philox(signs.key, signs.first / kSignBlock + w / 4)[w % 4];
+  return sign_words(signs, w / 4)[w % 4];
 }
 
 /// x, or -x if bit `i % 32` of the word is set.
-[[nodiscard]] inline float with_sign(float x, uint32_t word, uint64_t i) noexcept {
+[[nodiscard]] LACONIC_HOST_DEVICE inline float with_sign(float x, uint32_t word,
+                                                         uint64_t i) noexcept {
   return bits_float(float_bits(x) ^ (word >> (i % 32) & 1U) << 31);
+}
+
+/// A level's step.
+LACONIC_HOST_DEVICE inline void butterfly(float& a, float& b) noexcept {
+  const float before = a;
+  a = before + b;
+  b = before - b;
 }
 
 }  // namespace laconic::kernels

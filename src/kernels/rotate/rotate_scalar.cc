@@ -14,8 +14,7 @@ float sum_at(const float* x, const float* add, uint64_t i) {
 double square_norm(const float* x, const float* add, uint64_t count) {
   double lanes[kNormLanes] = {};
   for (uint64_t i = 0; i < count; ++i) {
-    const auto a = static_cast<double>(sum_at(x, add, i));
-    lanes[i % kNormLanes] += a * a;
+    lanes[i % kNormLanes] = with_square(lanes[i % kNormLanes], sum_at(x, add, i));
   }
   for (uint32_t half = kNormLanes / 2; half > 0; half /= 2) {
     for (uint32_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
@@ -34,11 +33,7 @@ void flip_signs(float* y, uint32_t d, SignStream signs) {
 void transform(float* y, uint32_t d) {
   for (uint32_t distance = 1; distance < d; distance *= 2) {
     for (uint32_t i = 0; i < d; i += 2 * distance) {
-      for (uint32_t j = i; j < i + distance; ++j) {
-        const float a = y[j], b = y[j + distance];
-        y[j] = a + b;
-        y[j + distance] = a - b;
-      }
+      for (uint32_t j = i; j < i + distance; ++j) butterfly(y[j], y[j + distance]);
     }
   }
   for (uint32_t i = 0; i < d; ++i) y[i] *= rotation_scale(d);
