@@ -189,8 +189,8 @@ template <class B>
 template <class B>
 [[nodiscard]] LACONIC_DEVICE Measured measured_of(B& b, const EncodeRow& row) {
   return {b.read(&row.measured->values, 0), b.read(&row.measured->residual, 0),
-          b.read(&row.measured->sum, 0), b.read(&row.measured->chunk_sum, 0),
-          b.read(&row.measured->state, 0), 0};
+          b.read(&row.measured->sum, 0),    b.read(&row.measured->chunk_sum, 0),
+          b.read(&row.measured->state, 0),  0};
 }
 
 [[nodiscard]] LACONIC_HOST_DEVICE constexpr uint32_t absolute_bits(float x) {
