@@ -4,13 +4,14 @@
 // on the CPU.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <bit>
+#include <algorithm>
+#include <span>
 #include <vector>
 
 #include "codecs/registry/twin.h"
-#include "conformance/codec_law.h"
+#include "conformance/guarded.h"
+#include "laconic/dtype.h"
+#include "laconic/spec.h"
 #include "pipeline/unit_codec.h"
 #include "support/checked_device.h"
 

@@ -4,6 +4,7 @@
 // and verdicts are the CPU's, whatever the order of blocks and threads, and nothing races.
 #include <cstdlib>
 
+#include "conformance/codec_law.h"
 #include "conformance/device_batch.h"
 #include "kernels/sparse/sparse_elements.h"
 #include "support/subset.h"

@@ -2,11 +2,13 @@
 //
 // Every codec of the list, with settings and shape taken from the input: any payload gives an error
 // from check, or decodes inside its target. The target and all lent memory lie between canaries;
-// the payload has its own allocation, so that a sanitizer sees a read beyond it.
+// the payload has its own allocation, so that a sanitizer sees a read beyond it. Kernels for GPUs,
+// on the host's device, which reports every stray access, come to the same verdict and sum.
 //
 // Input: codec (1), fields (1 each, 4), rows (2), cols (1), instruction set (1), flags (1), then
 // the rounds' bytes.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "base/field_text.h"
+#include "conformance/device_batch.h"
 #include "conformance/guarded.h"
 #include "laconic/registry.h"
 #include "laconic/spec.h"
@@ -90,6 +93,27 @@ bool accept_rounds(const Spec& spec, const Unit& unit, const Place& place, const
   return true;
 }
 
+/// Elements of units that the host's device decodes in time: more than a tile of default settings.
+constexpr uint64_t kDeviceCount = 17'000;
+
+void device_checks(const Spec& spec, const Unit& unit, uint32_t round,
+                   const std::vector<uint8_t>& payload, Errc answer) {
+  test::CheckedDevice gpu(test::Order::scrambled);
+  const bool good = conformance::check_on_device(spec, gpu, unit, {payload}, round)[0];
+  require(good == (answer == Errc::ok) && gpu.faults().empty());
+}
+
+/// `sum`: the CPU's. Of a NaN only that it is one is promised.
+void device_decodes(const Spec& spec, const Unit& unit, std::span<const Term> terms,
+                    const std::vector<float>& base, std::span<const float> sum) {
+  test::CheckedDevice gpu(test::Order::scrambled);
+  const std::vector<float> made = conformance::decode_on_device(spec, gpu, unit, terms, base);
+  require(gpu.faults().empty());
+  for (std::size_t i = 0; i < made.size(); ++i)
+    require(float_bits(made[i]) == float_bits(sum[i]) ||
+            (std::isnan(made[i]) && std::isnan(sum[i])));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -112,13 +136,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const RoundPlan& last = plan.round[plan.rounds - 1];
   if ((flags & 2U) != 0) payload.resize(last.bytes, 0);  // the length that most codecs ask for
   payload.shrink_to_fit();
-  if (spec.codec().check(spec.params(), unit, plan.rounds - 1, payload) != Errc::ok) return 0;
+  const bool on_device =
+      (flags & 8U) == 0 && unit.count <= kDeviceCount && codecs::find_twin(spec.codec()) != nullptr;
+  const Errc answer = spec.codec().check(spec.params(), unit, plan.rounds - 1, payload);
+  if (on_device) device_checks(spec, unit, plan.rounds - 1, payload, answer);
+  if (answer != Errc::ok) return 0;
   require(payload.size() <= last.bytes);
 
   const Guarded out(unit.count * sizeof(float), 0, (flags & 4U) != 0 ? 4 : 0);
   const std::vector<Term> terms(1 + (flags >> 6), Term{payload, 0.5F});
+  std::vector<float> base;
+  if ((flags & 1U) != 0) base.assign(out.floats().begin(), out.floats().end());
   spec.codec().decode({spec.params(), {}, unit, place, 0, work}, terms,
                       {out.floats().data(), (flags & 1U) != 0});
   require(out.intact() && kept.intact() && scratch.intact());
+  if (on_device && spec.codec().start == nullptr)
+    device_decodes(spec, unit, terms, base, out.floats());
   return 0;
 }
