@@ -144,6 +144,7 @@ std::vector<std::pair<std::string, std::vector<float>>> misleading_units(uint64_
 TEST_P(DeviceLaw, MisleadingSamplesChangeNothing) {
   if (contract_.merge != Merge::set_union) return;                 // takes no sample
   if (GetParam().spec.find("ratio") != std::string::npos) return;  // as the default
+  if (GetParam().spec.find("sidco:") != std::string::npos) return;
   for (const auto& [what, gradient] : misleading_units(40'961)) {
     if (test::kSanitized && what != "ties fill a list") continue;
     for (const bool remembers : {false, true}) {
@@ -192,10 +193,11 @@ TEST_P(DeviceLaw, StepsWithStateEqualCpu) {
   if (floats == 0 || twin_of(spec_).commit == nullptr) return;
   ASSERT_NE(twin_of(spec_).commit, nullptr);
   constexpr float kScales[] = {1, 1.02F, 1.3F, 0.97F, 40, 40, 0.01F, 1, 1e20F, 1e20F, 1e-30F, 1};
+  const bool few = test::kSanitized || spec_.canonical() != spec_.codec().info.name;
   for (const bool remembers : memories()) {
+    if (few && remembers != memories().back()) continue;
     std::vector<Task> tasks;
-    const bool few = test::kSanitized || spec_.canonical() != spec_.codec().info.name;
-    for (const uint64_t n : {70'001U, 20'000U, 0U, 3000U, 500U, 1U}) {
+    for (const uint64_t n : {70'001U, 17'000U, 0U, 3000U, 500U, 1U}) {
       if (few && n > 50'000) continue;
       tasks.push_back(task_of(spec_, Data::laplace, n, n + 1, remembers));
       Task& task = tasks.back();

@@ -31,7 +31,7 @@ struct SparseView {
   uint64_t count = 0;
   DType type = DType::f32;
 };
-/// `values`, here and below: f32 or bf16. `set` holds at least sparse_bytes(count, n, values) bytes.
+/// `set` holds at least sparse_bytes(count, n, values) bytes. `values`: f32 or bf16, below as well.
 [[nodiscard]] SparseView sparse_view(Bytes set, uint64_t count, uint64_t n,
                                      DType values = DType::f32) noexcept;
 

@@ -25,7 +25,7 @@ struct SignSums {
   }
 };
 
-/// Groups of elements that share their values; the values of every group, then the bits of the unit.
+/// The values of every group of elements that share them, then the bits of the unit.
 struct MeansFormat {
   uint64_t group = 0;      ///< elements, a multiple of kBitsChunk; 0: all of the unit
   bool magnitude = false;  ///< a group has one value m, for -m and m; else two, zero's before one's

@@ -77,7 +77,7 @@ template <class B>
   return reset ? b.read(&row.measured->values, 0) : b.read(&row.measured->sum, 0);
 }
 
-/// Begins: codec state to Measured, what SelectCollect looks for. A block per unit.
+/// The codec state goes to Measured, the last threshold to SelectState: a block per unit.
 struct SidcoBegin {
   static constexpr const char* name = "laconic_SidcoBegin";
   struct Args {
@@ -115,7 +115,7 @@ struct SidcoBegin {
   }
 };
 
-/// What a stage sums.
+/// The sums that a stage takes of a unit.
 struct SidcoStage {
   MomentsInput in;
   bool square = false;
@@ -176,12 +176,12 @@ LACONIC_DEVICE void fold_lanes(B& b, ChunkCells<B>& cells, Lane lane, Take take)
         b.write(cells, t, std::bit_cast<ChunkWords>(joined(at(t), at(t + half))));
     });
   }
-  b.each([&](uint32_t t) {
+  b.alone([&](uint32_t t) {  // its own cell, which it is the next to write
     if (t % kMomentsLanes == 0) take(t, at(t));
   });
 }
 
-/// A lane's sums of a chunk. `most`, if not null: largest bits so far, of which it is added to.
+/// A lane's sums of a chunk. `most`, if not null, becomes the largest bits.
 template <class B>
 [[nodiscard]] LACONIC_DEVICE ChunkMoments lane_moments(B& b, const device::EncodeRow& row,
                                                        uint64_t chunk, uint32_t lane,
@@ -392,6 +392,7 @@ struct SidcoFit {
             if (chunk < scratch.chunks) b.write(scratch.moments, chunk, m);
           });
     }
+    b.meet();  // all moments are there
   }
 
   /// Chunks, added in their order.
@@ -584,7 +585,7 @@ struct SidcoChoose {
     state->ties = rank;
   }
 
-  /// What each tile has above the cut and on it.
+  /// The number of elements above the cut and on it, of each tile.
   template <class B>
   LACONIC_DEVICE static void count_tiles(B& b, const SidcoUnit& unit, const SelectState& cut) {
     LACONIC_ROLLED

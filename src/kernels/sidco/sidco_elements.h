@@ -254,9 +254,9 @@ inline constexpr uint32_t kGuardPasses = 8;
   return c >= (1 - kBand) * wanted && c <= (1 + kBand) * wanted;
 }
 
-/// Of the elements above the last threshold so many may be listed: otherwise there is a fit. The
-/// second part is twice what exceeds the threshold between the first and the last one where there
-/// are three: from there on nothing is read from memory again.
+/// A list of exceedances has at most this number of elements; if more reach the last threshold,
+/// there is a fit. The second part is twice what exceeds the threshold between the first and the
+/// last one where there are three: from there on nothing is read from memory again.
 [[nodiscard]] LACONIC_HOST_DEVICE inline uint64_t most_listed(uint64_t n, uint64_t wanted) {
   const uint64_t few = 4 * wanted + 4096;
   const uint64_t most = few < n / 28 ? n / 28 : few;

@@ -27,8 +27,8 @@ inline constexpr uint32_t kAgainWords = kFirstDigits;
   return radix_round(3) + radix_sample(n, k);
 }
 
-/// A rank in a sample of `size` of n. Nearly always at least k of the unit reach its key: it is four
-/// standard deviations above the expected rank.
+/// A rank in a sample of `size` of n, four standard deviations above the expected one: nearly
+/// always at least k of the unit reach its key.
 [[nodiscard]] constexpr uint64_t radix_rank(uint64_t n, uint64_t k, uint64_t size) noexcept {
   const uint64_t expected = k * size / n;
   uint64_t deviation = 1;

@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "kernels/sparse/radix_device.h"
 #include "support/checked_device.h"
 
@@ -121,6 +123,31 @@ TEST(SelectDeviceTest, CountedPayloadsAreDecoded) {
     std::vector<float> expected(n);
     for (const uint32_t i : indices) expected[i] = 2.0F * static_cast<float>(i + 1);
     EXPECT_EQ(received.values, expected);
+  }
+}
+
+TEST(SelectDeviceTest, NonCanonicalSetsAreRefused) {
+  constexpr uint64_t n = 20'000;  // indices of 15 bits
+  for (const std::vector<uint32_t>& indices :
+       {std::vector<uint32_t>{5, 20'000}, std::vector<uint32_t>{5, 32'767},
+        std::vector<uint32_t>{5, 5}, std::vector<uint32_t>{7, 5}, std::vector<uint32_t>{0, 0}})
+    EXPECT_FALSE(receive(payload_of(indices, n), n).good) << indices[1];
+  const std::vector<uint8_t> good = payload_of({5, 19'999}, n);
+  ASSERT_TRUE(receive(good, n).good);
+  for (const float bad : {INFINITY, -INFINITY, NAN}) {
+    std::vector<uint8_t> payload = good;
+    store(payload.data() + payload.size() - 4, bad);
+    EXPECT_FALSE(receive(payload, n).good) << bad;
+  }
+  for (const uint8_t bit : {uint8_t{0x40}, uint8_t{0x80}}) {  // after 30 bits of indices
+    std::vector<uint8_t> payload = good;
+    payload[8 + 3] = static_cast<uint8_t>(payload[8 + 3] | bit);
+    EXPECT_FALSE(receive(payload, n).good) << int{bit};
+  }
+  for (const int more : {-4, -1, 1, 4}) {
+    std::vector<uint8_t> payload = good;
+    payload.resize(payload.size() + static_cast<std::size_t>(more));
+    EXPECT_FALSE(receive(payload, n).good) << more;
   }
 }
 
