@@ -136,9 +136,11 @@ def sample(mutants, size):
     folders = {}
     for m in sorted(mutants, key=lambda m: hashlib.sha256(m.name.encode()).digest()):
         folders.setdefault(folder_of(m), []).append(m)
-    places = [((place + 0.5) / len(members), folder, m)
-              for folder, members in folders.items() for place, m in enumerate(members)]
-    chosen = {m.name for _, _, m in sorted(places, key=lambda p: p[:2])[:size]}
+    exact = {folder: size * len(members) / len(mutants) for folder, members in folders.items()}
+    share = {folder: int(count) for folder, count in exact.items()}
+    for folder in sorted(exact, key=lambda folder: (share[folder] - exact[folder], folder))[:size - sum(share.values())]:
+        share[folder] += 1  # the largest remainders
+    chosen = {m.name for folder, members in folders.items() for m in members[:share[folder]]}
     return [m for m in mutants if m.name in chosen]
 
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/codec_law.h"
 #include "conformance/device_batch.h"
 #include "engines/fake_gpu.h"
 #include "kernels/device_images.h"
