@@ -214,6 +214,9 @@ function(laconic_fake_nccl)
     add_dependencies(test_engines laconic_${name})
   endforeach()
   target_compile_definitions(laconic_fake_nccl_old PRIVATE FAKE_NCCL_OLD)
+  # Once loaded, it is the driver of the process.
+  set_target_properties(laconic_fake_nccl PROPERTIES NO_SONAME ON)
+  target_link_options(laconic_fake_nccl PRIVATE LINKER:-soname,libcuda.so.1)
 endfunction()
 
 # tests/engines: the table that every engine has to pass, for the programs that run it over MPI and Gloo, and

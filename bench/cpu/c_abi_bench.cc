@@ -85,7 +85,7 @@ class Caller {
 
  private:
   static laconic_tensor tensor(float* values) {
-    return {sizeof(laconic_tensor), LACONIC_F32, kRows, kCols, values};
+    return {sizeof(laconic_tensor), LACONIC_F32, kRows, kCols, values, LACONIC_MEMORY_HOST, 0};
   }
 
   std::vector<float> values_, decoded_;

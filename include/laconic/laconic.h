@@ -112,12 +112,21 @@ LACONIC_API const char* laconic_codec_json(const laconic_codec* codec);
 LACONIC_API int32_t laconic_codec_max_frame_bytes(const laconic_codec* codec, uint64_t rows,
                                                   uint64_t cols, uint64_t* bytes);
 
-/* Nothing may be missing. */
+/* Places of a tensor. */
+enum {
+  LACONIC_MEMORY_HOST = 0,
+  LACONIC_MEMORY_CUDA = 1 /* of a GPU; unsupported in this version */
+};
+
 typedef struct laconic_tensor {
   uint32_t struct_size;
   uint32_t dtype;      /* LACONIC_F32, _F16 or _BF16 */
   uint64_t rows, cols; /* matrix view: first dimension, product of the others */
   void* data;          /* contiguous, rows * cols elements */
+  /* may be missing: */
+  uint32_t memory; /* of data. Where a driver of CUDA is open in the process, a GPU's address with
+                      LACONIC_MEMORY_HOST is invalid_argument */
+  uint32_t reserved;
 } laconic_tensor;
 
 typedef struct laconic_place {

@@ -57,6 +57,8 @@ const char* keep(std::string text);
 template <class T>
 inline constexpr size_t kRequired = sizeof(T);
 template <>
+inline constexpr size_t kRequired<laconic_tensor> = offsetof(laconic_tensor, memory);
+template <>
 inline constexpr size_t kRequired<laconic_place> = offsetof(laconic_place, parameter);
 template <>
 inline constexpr size_t kRequired<laconic_frame_info> = offsetof(laconic_frame_info, step);

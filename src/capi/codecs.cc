@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "capi/boundary.h"
+#include "device/driver.h"
 #include "laconic/tensor_codec.h"
 #include "session/describe.h"
 
@@ -42,6 +43,18 @@ int32_t read_tensor(const laconic_tensor* theirs, const char* name, laconic::Ten
   if (t.dtype > LACONIC_BF16) {
     return fail(Errc::invalid_argument, "the tensor's dtype is not a float type",
                 "LACONIC_F32, LACONIC_F16 or LACONIC_BF16");
+  }
+  if (t.memory > LACONIC_MEMORY_CUDA)
+    return fail(Errc::invalid_argument, "the tensor's memory is not LACONIC_MEMORY_HOST or _CUDA");
+  if (t.reserved != 0) return fail(Errc::invalid_argument, "tensor.reserved must be 0");
+  if (t.memory == LACONIC_MEMORY_CUDA) {
+    return fail(Errc::unsupported, "this version does not take tensors in a GPU's memory",
+                "copy the tensor to the host");
+  }
+  if (t.data != nullptr && laconic::device::is_on_device(t.data)) {
+    return fail(Errc::invalid_argument,
+                "the tensor is in a GPU's memory, its field memory says host",
+                "copy the tensor to the host");
   }
   *out = {static_cast<DType>(t.dtype), t.rows, t.cols, t.data};
   return 0;

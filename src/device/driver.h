@@ -86,6 +86,10 @@ inline constexpr const char* kCudaLibrary = "libcuda.so.1";
 /// Initialised, with at least one GPU; otherwise unsupported, with the reason.
 Result<CudaCalls> open_cuda(const std::string& library);
 
+/// Whether it is memory of a GPU that the host may not touch. False where kCudaLibrary is not open
+/// in this process.
+[[nodiscard]] bool is_on_device(const void* at) noexcept;
+
 /// One line, without a full stop at its end.
 std::string text_of(const CudaCalls& cuda, int code);
 

@@ -14,6 +14,7 @@
 #include "conformance/device_batch.h"
 #include "engines/fake_gpu.h"
 #include "kernels/device_images.h"
+#include "laconic/laconic.h"
 #include "pipeline/device_batch.h"
 
 namespace laconic::test {
@@ -344,6 +345,48 @@ TEST(DriverBatchTest, SpecWithoutKernelsIsUnsupported) {
     if (!parsed) continue;
     EXPECT_EQ(DeviceBatch::create(*parsed, program).error().code, Errc::unsupported) << spec;
   }
+}
+
+// ---- the C ABI ----
+
+/// Result of laconic_encode for a tensor of that size of the struct.
+int32_t encode_by_c(void* data, uint32_t memory, std::size_t size = sizeof(laconic_tensor)) {
+  laconic_codec* codec = nullptr;
+  EXPECT_EQ(laconic_codec_create("int8", 4, 1, &codec), 0);
+  laconic_tensor tensor{static_cast<uint32_t>(size), LACONIC_F32, 10, 1, data, memory, 0};
+  laconic_place place{};
+  place.struct_size = sizeof place;
+  place.world = 1;
+  std::vector<uint8_t> frame(1000);
+  uint64_t bytes = 0;
+  const int32_t code =
+      laconic_encode(codec, &tensor, &place, nullptr, frame.data(), frame.size(), &bytes, nullptr);
+  laconic_codec_destroy(codec);
+  return code;
+}
+
+TEST(DriverTensor, DeviceAddressNeverReachesCpu) {
+  const Fake fake;
+  const auto gpu = *open_gpu(fake);
+  const Pieces pieces(gpu, 64, 0);
+  constexpr std::size_t kOld = offsetof(laconic_tensor, memory);
+  constexpr auto kInvalid = static_cast<int32_t>(Errc::invalid_argument);
+  EXPECT_EQ(encode_by_c(pieces.there.at(), LACONIC_MEMORY_HOST), kInvalid);
+  EXPECT_EQ(encode_by_c(pieces.there.at() + 20, LACONIC_MEMORY_HOST), kInvalid);
+  EXPECT_EQ(encode_by_c(pieces.there.at(), LACONIC_MEMORY_CUDA, kOld), kInvalid);
+  EXPECT_STREQ(laconic_last_message(),
+               "the tensor is in a GPU's memory, its field memory says host");
+  EXPECT_EQ(encode_by_c(pieces.here.at(), LACONIC_MEMORY_HOST), 0);  // pinned
+  std::vector<float> values(10, 1.0F);
+  EXPECT_EQ(encode_by_c(values.data(), LACONIC_MEMORY_HOST), 0);
+  EXPECT_EQ(encode_by_c(values.data(), 7, kOld), 0);
+}
+
+TEST(DriverTensor, TensorInGpusMemoryIsUnsupported) {
+  std::vector<float> values(10, 1.0F);
+  EXPECT_EQ(encode_by_c(values.data(), LACONIC_MEMORY_CUDA),
+            static_cast<int32_t>(Errc::unsupported));
+  EXPECT_EQ(encode_by_c(values.data(), 2), static_cast<int32_t>(Errc::invalid_argument));
 }
 
 // ---- failures ----

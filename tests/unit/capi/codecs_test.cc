@@ -16,7 +16,8 @@ namespace laconic {
 namespace {
 
 laconic_tensor tensor(std::vector<float>& v, uint64_t cols = 1) {
-  return {sizeof(laconic_tensor), LACONIC_F32, v.size() / cols, cols, v.data()};
+  return {
+      sizeof(laconic_tensor), LACONIC_F32, v.size() / cols, cols, v.data(), LACONIC_MEMORY_HOST, 0};
 }
 laconic_place place(uint64_t step = 0) { return {sizeof(laconic_place), 0, 1, 0, 7, step, 0}; }
 

@@ -75,7 +75,7 @@ struct Objects {
     return made;
   }
   static laconic_tensor tensor(std::vector<float>& of) {
-    return {sizeof(laconic_tensor), LACONIC_F32, kRows, kCols, of.data()};
+    return {sizeof(laconic_tensor), LACONIC_F32, kRows, kCols, of.data(), LACONIC_MEMORY_HOST, 0};
   }
   std::vector<uint8_t> encode() {
     std::vector<uint8_t> out(bound);
