@@ -191,7 +191,6 @@ TEST_P(DeviceLaw, RunsAcrossTilesEqualCpu) {
 TEST_P(DeviceLaw, StepsWithStateEqualCpu) {
   const uint64_t floats = spec_.codec().plan(spec_.params(), vector_unit(1), 3).state_floats;
   if (floats == 0 || twin_of(spec_).commit == nullptr) return;
-  ASSERT_NE(twin_of(spec_).commit, nullptr);
   constexpr float kScales[] = {1, 1.02F, 1.3F, 0.97F, 40, 40, 0.01F, 1, 1e20F, 1e20F, 1e-30F, 1};
   const bool few = test::kSanitized || spec_.canonical() != spec_.codec().info.name;
   for (const bool remembers : memories()) {
@@ -217,7 +216,7 @@ TEST_P(DeviceLaw, StepsWithStateEqualCpu) {
                              task.unit.count, 10 * step + u);
         for (float& x : task.gradient) x *= kScales[(step + u) % std::size(kScales)];
         if (remembers && step == 4 && !task.residual.empty()) task.residual[0] = INFINITY;
-        if (step == 7 && u == 4) task.gradient[3] = NAN;
+        if (step == 7 && u == 4) task.gradient.back() = NAN;
         if (step == 8 && u == 1) task.gradient.assign(task.unit.count, 0.0F);
       }
       CheckedDevice gpu(kOrders[step % 3]);
