@@ -31,8 +31,8 @@ class _Sized(ctypes.Structure):
 
 
 class Tensor(_Sized):
-    _fields_ = [("struct_size", c_uint32), ("dtype", c_uint32), ("rows", c_uint64), ("cols", c_uint64),
-                ("data", c_void_p)]
+    _fields_ = [("struct_size", c_uint32), ("dtype", c_uint32), ("rows", c_uint64), ("cols", c_uint64), ("data", c_void_p),
+                ("memory", c_uint32), ("reserved", c_uint32)]
 
 
 class Place(_Sized):
