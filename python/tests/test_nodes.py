@@ -257,6 +257,26 @@ def test_ranks_of_a_host_are_a_node_where_that_pays(pools, letters, nodes, spec,
         assert said or ("nodes" not in described and explained["why"] in ("nothing is compressed", "all ranks are on one host"))
 
 
+def _in_other_groups():
+    """Ranks 1 and 2 are in one group more than the others: nodes of all ranks, then a group of three."""
+    dist.new_group([1, 2])
+    found = []
+    for ranks, options in ([0, 1, 2, 3], {"nodes": 2}), ([0, 1, 3], {}):
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            ddp, handle, optimizer = training.build(group, "int8", attach_options=options)
+            training.step_once(ddp, optimizer, dist.get_rank(), 0)
+            found.append((handle.describe(), training.digest(ddp)))
+            handle.close()
+    return found
+
+
+def test_ranks_in_unequal_numbers_of_groups_attach(pools):
+    results = pools(4).run(_in_other_groups, seconds=60)
+    nodes, three = {found[0] for found in results}, {found[1] for found in results if len(found) > 1}
+    assert len(nodes) == len(three) == 1 and "between 2 nodes of 2 ranks" in nodes.pop()[0]
+
+
 def test_port_of_nodes_is_held_against_ring_of_all_ranks(pools):
     (two, _, _), *_ = pools(4).run(_on_hosts, letters="aabb", nodes="on", spec="int8", seconds=60)
     (flat, _, _), *_ = pools(4).run(_on_hosts, letters="aabb", nodes="off", spec="int8", seconds=60)

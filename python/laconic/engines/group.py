@@ -220,8 +220,7 @@ class Sibling:
     """A group of the same ranks, for one thread; of the same backend, unless another is named. With `nodes` two groups: `group`, of the ranks
     with this one's place in their nodes, and `inside`, of its node's; with `near`, the name of a backend, a third: `near`, of its node's as well.
 
-    Collective over the group. Siblings are reused after `release`, never destroyed: torch
-    derives a local group's name from how many there are, and a name that comes again meets stale addresses.
+    Collective over the group. Siblings are reused after `release`, never destroyed.
     """
 
     def __init__(self, of, meeting: Meeting, *, backend: str | None = None, nodes=None, near: str | None = None):
@@ -237,9 +236,9 @@ class Sibling:
             self.number = meeting.number
             at = addresses.of_gloo(meeting.addresses, dist.get_rank(of)) if self.backend == "gloo" else ""
             with threads.that_wait(), addresses.gloo_at(at):
-                self.group = _new_group(of, self.backend, nodes and nodes.across)
-                self.inside = nodes and _new_group(of, self.backend, nodes.inside)
-                self.near = near and _new_group(of, near, nodes.inside)
+                self.group = _new_group(of, self.backend, f"{self.number}", nodes and nodes.across)
+                self.inside = nodes and _new_group(of, self.backend, f"{self.number}/inside", nodes.inside)
+                self.near = near and _new_group(of, near, f"{self.number}/near", nodes.inside)
 
     @staticmethod
     def backend_of(of, backend: str | None) -> str:
@@ -279,8 +278,8 @@ def near_backend(group, device: torch.device) -> str | None:
     return None if backend in ("gloo", "mpi", "undefined") else backend
 
 
-def _new_group(group, backend: str, some=None):
-    """Of all ranks of a group, or of some of them."""
+def _new_group(group, backend: str, name: str, some=None):
+    """Of all ranks of a group, or of some of them. `name` is the same on these, and no other group's of these ranks."""
     ranks, timeout = dist.get_process_group_ranks(group), group_timeout(group)
     if some is not None:
         ranks = [ranks[rank] for rank in some]
@@ -289,4 +288,18 @@ def _new_group(group, backend: str, some=None):
         keywords["timeout"] = timeout
     if len(ranks) == dist.get_world_size():
         return dist.new_group(**keywords)
-    return dist.new_group(use_local_synchronization=True, **keywords)  # ranks outside the group know nothing of this call
+    with _named(f"laconic/{group.group_name}/{name}/{'-'.join(map(str, ranks))}"):
+        return dist.new_group(use_local_synchronization=True, **keywords)  # ranks outside the group know nothing of this call
+
+
+@contextlib.contextmanager
+def _named(name: str):
+    """The name of groups that are made in this block. torch's own for a local group contains the number of groups that this process is in, which
+    differs where ranks are in different groups of the user: they would wait for each other until the timeout."""
+    module = dist.distributed_c10d
+    kept = module._process_group_name  # noqa: SLF001
+    module._process_group_name = lambda *_, **__: name  # noqa: SLF001
+    try:
+        yield
+    finally:
+        module._process_group_name = kept  # noqa: SLF001
