@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pathlib
+import time
 
 import pytest
 
@@ -167,7 +168,6 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
     """Trains two steps; in the third, `victim` sends itself `signal` at its `call`-th collective (-1: before encoding). `patience`:
     the group's time-out in the third."""
     import os
-    import time
 
     import torch.distributed as dist
 
@@ -283,7 +283,6 @@ def _dies_while_all_reduce(victim, begun):
     """`victim` dies in the third step: before its sum begins, or when it has begun everywhere but on rank 1."""
     import os
     import signal
-    import time
 
     import torch.distributed as dist
 
@@ -445,6 +444,22 @@ def test_rank_without_memory_for_a_thread_is_heard(monkeypatch):
 
     monkeypatch.setattr(faults.threads, "start", no_thread)
     assert faults._within(0.5, lambda: "told") == ("told", False)
+
+
+def test_slow_store_still_tells_the_first_failure():
+    from laconic.engines.faults import Faults
+
+    class Slow:
+        def add(self, _key, count):
+            time.sleep(1)
+            return 1 + count
+
+        def get(self, _key):
+            return b"rank 3 is gone"
+
+    faults = Faults.__new__(Faults)
+    faults.known, faults.world, faults.rank, faults.timeout, faults._store, faults._names = None, 1, 0, 60.0, Slow(), [0]
+    assert faults.heard(RuntimeError("connection closed by peer"), 0.0).message == "rank 3 is gone"
 
 
 def test_all_connections_close_even_if_one_breaks():

@@ -24,6 +24,7 @@ from . import group
 _KEY = "laconic/fault"
 _TAG = 1 << 28  # steps have smaller ones
 _TRY_EVERY = 0.5  # seconds of waiting
+_STORE = 2.0  # seconds for an answer of the store: its host may have stopped, or be slow
 _TRIED_AT_ONCE, _TRIES = 3, 1 << 16  # connections, and how often: each try leaves 100 bytes at both ends
 _HINT = "restart the ranks from the last checkpoint"
 
@@ -112,7 +113,7 @@ class Faults:
         return self.known
 
     def _agreed(self, error, age, peer) -> str:
-        said, lost = _within(0.5, self._told)
+        said, lost = _within(_STORE, self._told)
         if lost:  # torch prints a warning for every call
             self._store = None
         if said is not None:
@@ -123,7 +124,7 @@ class Faults:
             own = (f"rank {self._names[peer]} did not answer" if peer is not None else "a collective did not complete") + f" within {self.timeout:g} s"
         else:
             own = self._who(error, time.monotonic() + 0.5 if lost else 0.0)
-        return _within(0.5, lambda: self._tell(own))[0] or own
+        return _within(_STORE, lambda: self._tell(own))[0] or own
 
     def _told(self) -> str | None:
         if self._store is None or self._store.add(_KEY, 0) == 0:
