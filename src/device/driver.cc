@@ -56,8 +56,6 @@ Result<CudaCalls> open_cuda(const std::string& library) {
   symbols.required("cuEventCreate", cuda.event.create);
   symbols.required("cuEventDestroy_v2", cuda.event.destroy);
   symbols.required("cuEventRecord", cuda.event.record);
-  symbols.required("cuEventQuery", cuda.event.query);
-  symbols.required("cuEventSynchronize", cuda.event.synchronize);
   symbols.required("cuEventElapsedTime", cuda.event.milliseconds);
   symbols.required("cuModuleLoadData", cuda.module.load);
   symbols.required("cuModuleUnload", cuda.module.unload);

@@ -67,8 +67,6 @@ struct CudaCalls {
     int (*create)(CudaEvent*, unsigned int) = nullptr;
     int (*destroy)(CudaEvent) = nullptr;
     int (*record)(CudaEvent, CudaStream) = nullptr;
-    int (*query)(CudaEvent) = nullptr;
-    int (*synchronize)(CudaEvent) = nullptr;
     int (*milliseconds)(float*, CudaEvent, CudaEvent) = nullptr;
   } event;
   struct {
@@ -86,8 +84,8 @@ inline constexpr const char* kCudaLibrary = "libcuda.so.1";
 /// Initialised, with at least one GPU; otherwise unsupported, with the reason.
 Result<CudaCalls> open_cuda(const std::string& library);
 
-/// Whether it is memory of a GPU that the host may not touch. False where kCudaLibrary is not open
-/// in this process.
+/// True for a GPU's memory that the host may not touch. False where kCudaLibrary is not open in
+/// this process.
 [[nodiscard]] bool is_on_device(const void* at) noexcept;
 
 /// One line, without a full stop at its end.

@@ -189,22 +189,6 @@ Result<void> Event::record(CudaStream stream) const {
                     [&](const CudaCalls& cuda) { return cuda.event.record(event_, stream); });
 }
 
-Result<bool> Event::reached() const {
-  bool reached = false;
-  auto r = gpu_->call("cuEventQuery", [&](const CudaCalls& cuda) {
-    const int code = cuda.event.query(event_);
-    reached = code == kCudaSuccess;
-    return code == kCudaNotReady ? kCudaSuccess : code;
-  });
-  if (!r) return std::move(r).error();
-  return reached;
-}
-
-Result<void> Event::wait() const {
-  return gpu_->call("cuEventSynchronize",
-                    [&](const CudaCalls& cuda) { return cuda.event.synchronize(event_); });
-}
-
 Result<double> Event::seconds_since(const Event& earlier) const {
   float milliseconds = 0;
   auto r = gpu_->call("cuEventElapsedTime", [&](const CudaCalls& cuda) {

@@ -56,7 +56,7 @@ class Gpu {
 using GpuRef = std::shared_ptr<const Gpu>;
 
 /// A piece of memory: on the device, where the host may not touch it, or of the host and pinned.
-/// Nothing that is queued may use it when it ends.
+/// No queued work may use it when it is freed.
 class Memory {
  public:
   enum class Where : uint8_t { device, pinned };
@@ -83,7 +83,7 @@ class Memory {
 
 class Event;
 
-/// What is queued runs in order, and waits for no other stream. Ends when what is queued has.
+/// A queue of work, which runs in order and waits for no other stream. The destructor waits for it.
 class Stream {
  public:
   static Result<Stream> create(GpuRef gpu);
@@ -98,10 +98,10 @@ class Stream {
   Result<void> copy_out(void* host, const void* device, uint64_t bytes) const;
   Result<void> copy(void* to, const void* from, uint64_t bytes) const;
   Result<void> clear(void* device, uint64_t bytes) const;
-  /// What is queued afterwards runs behind what was recorded.
+  /// Work that is queued from now on runs after the event.
   Result<void> follow(const Event& event) const;
 
-  /// Until all that is queued has run. Also reports failures of kernels.
+  /// Waits for all queued work. Also reports failures of kernels.
   Result<void> wait() const;
   [[nodiscard]] CudaStream handle() const noexcept { return stream_; }
 
@@ -121,10 +121,7 @@ class Event {
   ~Event();
 
   Result<void> record(CudaStream stream) const;
-  /// Whether what was recorded has run.
-  [[nodiscard]] Result<bool> reached() const;
-  Result<void> wait() const;
-  /// Between two events that were reached.
+  /// Seconds between two events. Both have run.
   [[nodiscard]] Result<double> seconds_since(const Event& earlier) const;
   [[nodiscard]] CudaEvent handle() const noexcept { return event_; }
 

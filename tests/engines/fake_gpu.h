@@ -42,7 +42,7 @@ inline Result<std::shared_ptr<const device::Program>> load_program(const device:
   return device::Program::load(gpu, fake_images(), kKernelNames);
 }
 
-/// Of the driver: "" if there are none.
+/// The driver's faults; "" if there are none.
 inline std::string faults_of(const Fake& fake) {
   std::string text(1 << 14, '\0');
   text.resize(fake->faults(text.data(), text.size()));

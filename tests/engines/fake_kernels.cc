@@ -166,25 +166,6 @@ EXPORTED int cuStreamWaitEvent(void* stream, void* event, unsigned int) {
   return 0;
 }
 
-EXPORTED int cuEventQuery(void* event) {
-  Lock lock(world().mutex);
-  if (const int code = begin(lock, current(), "cuEventQuery", {}, false); code != 0) return code;
-  const auto known = event_of(event);
-  if (known == nullptr) return kInvalidValue;
-  return known->reached == known->recorded ? 0 : kNotReady;
-}
-
-EXPORTED int cuEventSynchronize(void* event) {
-  World& w = world();
-  Lock lock(w.mutex);
-  if (const int code = begin(lock, current(), "cuEventSynchronize", {}, false); code != 0)
-    return code;
-  const auto known = event_of(event);
-  if (known == nullptr) return kInvalidValue;
-  w.changed.wait(lock, [&, number = known->recorded] { return known->reached >= number; });
-  return 0;
-}
-
 EXPORTED int cuEventElapsedTime(float* milliseconds, void* from, void* to) {
   Lock lock(world().mutex);
   if (const int code = begin(lock, current(), "cuEventElapsedTime", {}, false); code != 0)

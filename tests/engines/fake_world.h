@@ -101,7 +101,7 @@ struct World {
   int late = 0;        // microseconds
   bool wrong = false;  // what comes from the device has a bit that is not its
   std::string faults;
-  // The device's memory as kernels see it. They run without `mutex`, and never ask for it.
+  // The device's memory as kernels see it. They hold `kernels` alone, not `mutex`.
   std::mutex kernels;
   laconic::device::CheckedMemory checked;
   uint64_t launches = 0;
