@@ -28,7 +28,7 @@ struct Card {
   device::Event begin, end;
 };
 
-/// What every byte that has to move at least takes, of a copy in the device's memory.
+/// Time, and bandwidth over that of a copy in the device's memory, by the bytes that have to move.
 struct Share {
   Spread seconds;
   double share = 0;
@@ -136,7 +136,7 @@ Result<DevicePoint> measure(const Card& p, const Spec& spec, const std::vector<f
     if (!encoded) return std::move(encoded).error();
     const double encode = batch->seconds();
     const std::vector<uint8_t>& payload = (*encoded)[0].bytes;
-    if (payload != cpu.payload && point.samples == 0) return different(spec, "payloads");
+    if (point.samples == 0 && payload != cpu.payload) return different(spec, "payloads");
     const Bytes view(payload);
     auto good = batch->check(unit, {&view, 1});
     if (!good) return std::move(good).error();

@@ -20,7 +20,7 @@ namespace laconic::kernels {
 [[nodiscard]] Result<std::shared_ptr<const device::Program>> load_kernels(
     const device::GpuRef& gpu);
 
-/// Whether kernels run on a GPU here, for people.
+/// The GPU, its driver and the kernels that were loaded, for people.
 struct DeviceFound {
   std::string gpu;      ///< "NVIDIA H200, compute capability 9.0"; empty: none
   std::string driver;   ///< the CUDA that it supports: "13.0"

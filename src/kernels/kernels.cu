@@ -16,8 +16,10 @@ __device__ void run(const typename Kernel::Args& args) {
 
 }  // namespace
 
+// Two blocks at least share a multiprocessor. Without the bound ptxas aims at four, and spills
+// registers for it.
 #define LACONIC_SYMBOL(Kernel)                                                        \
-  extern "C" __global__ void __launch_bounds__(laconic::device::kThreads)             \
+  extern "C" __global__ void __launch_bounds__(laconic::device::kThreads, 2)          \
       laconic_##Kernel(const __grid_constant__ laconic::kernels::Kernel::Args args) { \
     run<laconic::kernels::Kernel>(args);                                              \
   }

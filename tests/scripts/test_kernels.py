@@ -33,6 +33,14 @@ def test_functions_of_doubles_fuse_in_their_kernels_alone():
     assert len(kernels.faults_of_ptx(called + GOOD + inside, {"a"})) == 2
 
 
+def test_gpu_page_names_every_codec_with_kernels():
+    page = (ROOT / "docs" / "guide" / "gpu.md").read_text(encoding="utf-8")
+    listed = re.search(r"has the kernels of\s+the casts, (.*?) in liblaconic", page, re.S)[1]
+    sources = {path.parent for path in (ROOT / "src" / "codecs").glob("*/*_device.cc")} - {ROOT / "src" / "codecs" / "cast"}
+    names = {re.search(r'CodecInfo info\{\s*"(\w+)"', "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.h")))[1] for folder in sources}
+    assert set(re.findall(r"`(\w+)`", listed)) == names
+
+
 def test_kernels_of_the_list_and_of_the_ptx_are_the_same():
     assert kernels.faults_of_ptx(GOOD, {"a", "b"}) == ["no kernel b"]
     assert kernels.faults_of_ptx(GOOD, set()) == ["a is not in kernel_list.h"]
