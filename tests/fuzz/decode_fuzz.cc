@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -96,11 +97,17 @@ bool accept_rounds(const Spec& spec, const Unit& unit, const Place& place, const
 /// Elements of units that the host's device decodes in time: more than a tile of default settings.
 constexpr uint64_t kDeviceCount = 17'000;
 
+void require_clean(const test::CheckedDevice& gpu) {
+  for (const std::string& fault : gpu.faults()) std::fprintf(stderr, "%s\n", fault.c_str());
+  require(gpu.faults().empty());
+}
+
 void device_checks(const Spec& spec, const Unit& unit, uint32_t round,
                    const std::vector<uint8_t>& payload, Errc answer) {
   test::CheckedDevice gpu(test::Order::scrambled);
   const bool good = conformance::check_on_device(spec, gpu, unit, {payload}, round)[0];
-  require(good == (answer == Errc::ok) && gpu.faults().empty());
+  require_clean(gpu);
+  require(good == (answer == Errc::ok));
 }
 
 /// `sum`: the CPU's. Of a NaN only that it is one is promised.
@@ -108,7 +115,7 @@ void device_decodes(const Spec& spec, const Unit& unit, std::span<const Term> te
                     const std::vector<float>& base, std::span<const float> sum) {
   test::CheckedDevice gpu(test::Order::scrambled);
   const std::vector<float> made = conformance::decode_on_device(spec, gpu, unit, terms, base);
-  require(gpu.faults().empty());
+  require_clean(gpu);
   for (std::size_t i = 0; i < made.size(); ++i)
     require(float_bits(made[i]) == float_bits(sum[i]) ||
             (std::isnan(made[i]) && std::isnan(sum[i])));
