@@ -64,7 +64,7 @@ struct EncodeRow {
   float* residual = nullptr;     ///< null: none
   const float* state = nullptr;  ///< Plan::state_floats; null: as at the start
   uint8_t* out = nullptr;        ///< RoundPlan::bytes, at any alignment
-  uint8_t* scratch = nullptr;    ///< Layout::scratch, aligned to 16 bytes
+  uint8_t* scratch = nullptr;    ///< Layout::encode, aligned to 16 bytes
   Measured* measured = nullptr;
   uint64_t count = 0;
   uint64_t offset = 0;  ///< Unit::offset

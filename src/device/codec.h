@@ -15,8 +15,11 @@
 namespace laconic::device {
 
 struct Layout {
-  uint64_t tile = 0;     ///< elements; the last tile of a unit may have less
-  uint64_t scratch = 0;  ///< bytes of EncodeRow::scratch, CheckRow::scratch and DecodeRow::scratch
+  uint64_t tile = 0;  ///< elements; the last tile of a unit may have less
+  // Bytes of a row's scratch memory.
+  uint64_t encode = 0;
+  uint64_t check = 0;
+  uint64_t decode = 0;
 };
 
 struct Codec {

@@ -22,9 +22,7 @@ constexpr uint64_t kAlignment = 256;
 /// Pieces one after another.
 class DeviceBatch::Cut {
  public:
-  uint64_t take(uint64_t bytes) {
-    return std::exchange(end_, end_ + (bytes + kAlignment - 1) / kAlignment * kAlignment);
-  }
+  uint64_t take(uint64_t bytes) { return std::exchange(end_, end_ + round_up(bytes, kAlignment)); }
   [[nodiscard]] uint64_t end() const noexcept { return end_; }
 
  private:
@@ -52,7 +50,7 @@ Result<DeviceBatch> DeviceBatch::create(const Spec& spec,
   const device::Codec* const twin = codecs::find_twin(spec.codec());
   if (!takes(spec)) {
     return Error{Errc::unsupported, concat({"no kernels for GPUs: ", spec.canonical()}),
-                 "laconic list shows which codecs have them"};
+                 "laconic bench --device measures all that have them"};
   }
   auto stream = Stream::create(program->gpu());
   if (!stream) return std::move(stream).error();
@@ -130,9 +128,9 @@ Result<std::vector<DevicePayload>> DeviceBatch::encode(std::span<const DeviceUni
   std::vector<uint64_t> scratch(count);
   for (uint32_t u = 0; u < count; ++u) {
     const device::Layout layout = twin_->layout(spec_.params(), units[u].unit);
-    scratch[u] = cut.take(layout.scratch);
+    scratch[u] = cut.take(layout.encode);
     rows[u].first_tile = tiles;
-    tiles += (units[u].unit.count + layout.tile - 1) / layout.tile;
+    tiles += ceil_div(units[u].unit.count, layout.tile);
   }
   if (auto r = reserve(cut.end(), pinned); !r) return failed(std::move(r).error());
   for (uint32_t u = 0; u < count; ++u) {
@@ -153,7 +151,7 @@ Result<std::vector<DevicePayload>> DeviceBatch::encode(std::span<const DeviceUni
   }
   std::memset(static_cast<void*>(pinned_.at()), 0, in_bytes);
   std::copy(rows.begin(), rows.end(), host<device::EncodeRow>(rows_at));
-  const bool residual = count != 0 && units[0].residual != nullptr;
+  const bool residual = units[0].residual != nullptr;
   const auto launches = [&](device::Queue& queue) {
     twin_->encode(spec_.params(), {there<device::EncodeRow>(rows_at), count, tiles, residual},
                   queue);
@@ -189,7 +187,7 @@ Result<std::vector<bool>> DeviceBatch::check(const Unit& unit, std::span<const B
   std::vector<uint64_t> at(count), scratch(count);
   for (uint32_t p = 0; p < count; ++p) at[p] = cut.take(payloads[p].size());
   const uint64_t in_bytes = cut.end();
-  for (uint32_t p = 0; p < count; ++p) scratch[p] = cut.take(layout.scratch);
+  for (uint32_t p = 0; p < count; ++p) scratch[p] = cut.take(layout.check);
   if (auto r = reserve(cut.end(), in_bytes); !r) return failed(std::move(r).error());
   std::memset(static_cast<void*>(pinned_.at()), 0, in_bytes);
   uint64_t tiles = 0;
@@ -202,7 +200,7 @@ Result<std::vector<bool>> DeviceBatch::check(const Unit& unit, std::span<const B
     row.bytes = payloads[p].size();
     row.count = unit.count;
     row.first_tile = tiles;
-    tiles += (std::max<uint64_t>(unit.count, 1) + layout.tile - 1) / layout.tile;
+    tiles += ceil_div(std::max<uint64_t>(unit.count, 1), layout.tile);
   }
   auto r = run(in_bytes, malformed_at, count * sizeof(uint32_t), [&](device::Queue& queue) {
     twin_->check(spec_.params(), {there<device::CheckRow>(rows_at), count, tiles}, queue);
@@ -232,7 +230,7 @@ Result<void> DeviceBatch::decode_some(const Unit& unit, std::span<const Term> te
   uint64_t at[device::kTerms];
   for (std::size_t k = 0; k < terms.size(); ++k) at[k] = cut.take(terms[k].payload.size());
   const uint64_t in_bytes = cut.end();
-  const uint64_t scratch = cut.take(layout.scratch);
+  const uint64_t scratch = cut.take(layout.decode);
   if (auto r = reserve(cut.end(), in_bytes); !r) return failed(std::move(r).error());
   device::DecodeRow row;
   row.values = values;
@@ -247,7 +245,7 @@ Result<void> DeviceBatch::decode_some(const Unit& unit, std::span<const Term> te
     row.weight[k] = terms[k].weight;
   }
   *host<device::DecodeRow>(rows_at) = row;
-  const uint64_t tiles = (unit.count + layout.tile - 1) / layout.tile;
+  const uint64_t tiles = ceil_div(unit.count, layout.tile);
   return run(in_bytes, 0, 0, [&](device::Queue& queue) {
     twin_->decode(spec_.params(), {there<device::DecodeRow>(rows_at), 1, tiles}, queue);
   });

@@ -31,8 +31,8 @@ struct DevicePayload {
   std::vector<uint8_t> bytes;  ///< empty unless the verdict gives one
 };
 
-/// A failure is one Error with the driver's call; afterwards nothing of it runs any more, and what
-/// was on its way to the device or to the host is undefined.
+/// A failure is one Error with the driver's call. Nothing of the batch runs after it, and its
+/// results are undefined.
 class DeviceBatch {
  public:
   /// The codec has kernels and one round, which needs nothing of other ranks, and the spec at most
@@ -42,11 +42,11 @@ class DeviceBatch {
   static Result<DeviceBatch> create(const Spec& spec,
                                     std::shared_ptr<const device::Program> program);
 
-  /// What is called next begins when all that is in `stream` now has run.
+  /// Later calls begin after all work that is in `stream` now.
   Result<void> follow(device::CudaStream stream);
   /// Payloads and residuals of the CPU, bit for bit. All units have a residual, or none.
   Result<std::vector<DevicePayload>> encode(std::span<const DeviceUnit> units);
-  /// Whether each of them, any bytes, is a payload of the unit.
+  /// For each of them, any bytes: is it a payload of the unit?
   Result<std::vector<bool>> check(const Unit& unit, std::span<const Bytes> payloads);
   /// values = ((base + w0·d0) + w1·d1) + …, base = values if `add`, else 0. Terms are checked.
   Result<void> decode(const Unit& unit, std::span<const Term> terms, float* values, bool add);

@@ -85,14 +85,14 @@ inline uint8_t* place_kept(test::CheckedDevice& gpu, Bytes kept) {
   return at;
 }
 
-/// Rows of a batch: every unit's first tile and scratch memory.
+/// Rows of a batch: every unit's first tile, and scratch memory of that member of Layout.
 template <class Row>
 uint64_t place_tiles(const Spec& spec, test::CheckedDevice& gpu, const Unit& unit, Row& row,
-                     uint64_t tiles, uint64_t least = 0) {
+                     uint64_t device::Layout::*scratch, uint64_t tiles, uint64_t least = 0) {
   const device::Layout layout = twin_of(spec).layout(spec.params(), unit);
   row.count = unit.count;
   row.first_tile = tiles;
-  row.scratch = gpu.memory().allocate("scratch", layout.scratch, 1);
+  row.scratch = gpu.memory().allocate("scratch", layout.*scratch, 1);
   return tiles + ceil_div(std::max(unit.count, least), layout.tile);
 }
 
@@ -175,7 +175,7 @@ class DeviceEncoder {
       OnDevice& unit = units_[u];
       if (round >= unit.plan.rounds || round < unit.first || (round == unit.first) != begins)
         continue;
-      tiles = place_tiles(spec_, gpu_, tasks_[u].unit, unit.row, tiles);
+      tiles = place_tiles(spec_, gpu_, tasks_[u].unit, unit.row, &device::Layout::encode, tiles);
       unit.row.out = gpu_.memory().allocate("payload", unit.plan.round[round].bytes, 1, shift_);
       rows.push_back(unit.row);
     }
@@ -273,7 +273,7 @@ inline std::vector<bool> check_on_device(const Spec& spec, test::CheckedDevice& 
   auto* const malformed = gpu.memory().allocate<uint32_t>("malformed", zeros);
   uint64_t tiles = 0;
   for (std::size_t p = 0; p < payloads.size(); ++p) {
-    tiles = place_tiles(spec, gpu, unit, rows[p], tiles, 1);
+    tiles = place_tiles(spec, gpu, unit, rows[p], &device::Layout::check, tiles, 1);
     rows[p].payload = gpu.memory().allocate<uint8_t>("payload", payloads[p]);
     rows[p].bytes = payloads[p].size();
     rows[p].offset = unit.offset;
@@ -293,7 +293,7 @@ inline std::vector<float> decode_on_device(const Spec& spec, test::CheckedDevice
                                            const Unit& unit, std::span<const Term> terms,
                                            const std::vector<float>& base, Bytes kept = {}) {
   device::DecodeRow row;
-  const uint64_t tiles = place_tiles(spec, gpu, unit, row, 0);
+  const uint64_t tiles = place_tiles(spec, gpu, unit, row, &device::Layout::decode, 0);
   row.add = !base.empty();
   row.values = row.add ? gpu.memory().allocate<float>("values", base)
                        : reinterpret_cast<float*>(

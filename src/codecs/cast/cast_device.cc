@@ -8,7 +8,7 @@
 namespace laconic::codecs {
 namespace {
 
-device::Layout lay_out(const void*, const Unit&) { return {kernels::kCastTile, 0}; }
+device::Layout lay_out(const void*, const Unit&) { return {kernels::kCastTile}; }
 
 kernels::CastFormat format(const Fp16::Params& params) { return {true, params.saturate}; }
 kernels::CastFormat format(const Bf16::Params&) { return {false, false}; }

@@ -11,7 +11,7 @@ namespace {
 const Int8::Params& as(const void* params) { return *static_cast<const Int8::Params*>(params); }
 
 device::Layout lay_out(const void* params, const Unit&) {
-  return {kernels::int8_tile(as(params).block), 0};
+  return {kernels::int8_tile(as(params).block)};
 }
 
 void encode_units(const void* params, const device::EncodeBatch& batch, device::Queue& queue) {

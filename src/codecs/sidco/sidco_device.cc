@@ -1,8 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "kernels/sidco/sidco_device.h"
 
-#include <algorithm>
-
 #include "codecs/sidco/sidco.h"
 #include "codecs/sidco/sidco_fit.h"
 #include "device/codec.h"
@@ -26,8 +24,8 @@ kernels::SidcoFormat format(const void* params) {
 }
 
 device::Layout lay_out(const void* params, const Unit& unit) {
-  return {kernels::kSparseTile, std::max(kernels::sidco_scratch_bytes(format(params), unit.count),
-                                         kernels::sparse_decode_scratch(unit.count))};
+  return {kernels::kSparseTile, kernels::sidco_scratch_bytes(format(params), unit.count), 0,
+          kernels::sparse_decode_scratch(unit.count)};
 }
 
 void encode_units(const void* params, const device::EncodeBatch& batch, device::Queue& queue) {

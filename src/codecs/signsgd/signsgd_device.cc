@@ -5,7 +5,7 @@
 namespace laconic::codecs {
 namespace {
 
-device::Layout lay_out(const void*, const Unit&) { return {kernels::kSignTile, 0}; }
+device::Layout lay_out(const void*, const Unit&) { return {kernels::kSignTile}; }
 
 void encode_units(const void*, const device::EncodeBatch& batch, device::Queue& queue) {
   queue.launch<kernels::SignEncode>(batch.tiles, {batch});

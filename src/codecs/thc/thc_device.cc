@@ -13,7 +13,7 @@ kernels::ThcFormat format(const void* params) {
           kernels::rotation_scale(1U << levels), p.scale == Thc::Scale::last};
 }
 
-device::Layout lay_out(const void*, const Unit&) { return {kernels::kThcTile, 0}; }
+device::Layout lay_out(const void*, const Unit&) { return {kernels::kThcTile}; }
 
 void encode_units(const void* params, const device::EncodeBatch& batch, device::Queue& queue) {
   const kernels::ThcFormat f = format(params);

@@ -1,8 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "kernels/threelc/threelc_device.h"
 
-#include <algorithm>
-
 #include "codecs/threelc/threelc.h"
 #include "codecs/threelc/threelc_layout.h"
 #include "kernels/core/measure_device.h"
@@ -23,8 +21,8 @@ kernels::ThreeLcFormat format(const void* params) {
 
 device::Layout lay_out(const void*, const Unit& unit) {
   const uint64_t tiles = kernels::threelc_tiles(unit.count);
-  const uint64_t decode = (1 + device::kTerms * tiles) * sizeof(uint64_t);
-  return {kernels::kTileElements, std::max(kernels::ThreeLcScratch::bytes(tiles), decode)};
+  return {kernels::kTileElements, kernels::ThreeLcScratch::bytes(tiles),
+          (1 + tiles) * sizeof(uint64_t), device::kTerms * tiles * sizeof(uint64_t)};
 }
 
 void encode_units(const void* params, const device::EncodeBatch& batch, device::Queue& queue) {

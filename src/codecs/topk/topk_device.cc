@@ -1,6 +1,4 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "codecs/topk/topk.h"
 #include "device/codec.h"
 #include "kernels/sparse/radix_device.h"
@@ -16,9 +14,8 @@ kernels::SparseFormat format(const void* params) {
 device::Layout lay_out(const void* params, const Unit& unit) {
   const uint64_t n = unit.count;
   const uint64_t k = kernels::most_pairs(format(params), n);
-  return {kernels::kSparseTile,
-          std::max(kernels::SelectScratch::bytes(n, k, kernels::radix_words(n, k)),
-                   kernels::sparse_decode_scratch(n))};
+  return {kernels::kSparseTile, kernels::SelectScratch::bytes(n, k, kernels::radix_words(n, k)), 0,
+          kernels::sparse_decode_scratch(n)};
 }
 
 void encode_units(const void* params, const device::EncodeBatch& batch, device::Queue& queue) {

@@ -50,7 +50,7 @@ struct MeansPack {
     device::Cells<B, uint32_t, device::kThreads> scan;
     device::Cells<B, uint32_t, device::kWarps> most;
   };
-  /// Of every thread.
+  /// Each thread's results.
   template <class B>
   struct Looked {
     device::PerThread<B, uint32_t> values, residual;  ///< largest absolute bits

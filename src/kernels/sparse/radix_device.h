@@ -27,8 +27,8 @@ inline constexpr uint32_t kAgainWords = kFirstDigits;
   return radix_round(3) + radix_sample(n, k);
 }
 
-/// A rank in a sample of `size` of n, four standard deviations above the expected one: nearly
-/// always at least k of the unit reach its key.
+/// A rank in a sample of `size` of n, four standard deviations above the expected one: its key is
+/// rarely above that of the k-th element.
 [[nodiscard]] constexpr uint64_t radix_rank(uint64_t n, uint64_t k, uint64_t size) noexcept {
   const uint64_t expected = k * size / n;
   uint64_t deviation = 1;
@@ -79,7 +79,7 @@ struct RadixSample {
   };
   template <class B>
   struct Shared {
-    device::Cells<B, uint32_t, kFirstDigits> digits;
+    DigitCounts<B> digits;
     RankShared<B> rank;
   };
 
@@ -108,26 +108,22 @@ struct RadixSample {
   template <class B>
   LACONIC_DEVICE static uint32_t floor_of(B& b, Shared<B>& shared, const device::EncodeRow& row,
                                           uint32_t* keys, uint64_t size, uint32_t rank) {
-    const auto count_of = [&](uint32_t digit) { return b.read(shared.digits, digit); };
-    b.each([&](uint32_t t) {
-      for (uint32_t d = t; d < kFirstDigits; d += device::kThreads) b.write(shared.digits, d, 0U);
-    });
+    const auto count_of = [&](uint32_t digit) { return shared.digits.of(b, digit); };
+    b.each([&](uint32_t t) { shared.digits.clear(b, t, kFirstDigits); });
     b.each([&](uint32_t t) {
       for (uint64_t i = t; i < size; i += device::kThreads) {
         const uint32_t key =
             magnitude_key(device::input_at(b, row, sample_position(i, row.count, size), false));
         b.write(keys, i, key);
-        b.add(shared.digits, key >> kFirstShift, 1);
+        shared.digits.add(b, key >> kFirstShift);
       }
     });
     const RankedDigit first = find_rank<kFirstDigits>(b, shared.rank, rank, count_of);
-    b.each([&](uint32_t t) {
-      for (uint32_t d = t; d < kNextDigits; d += device::kThreads) b.write(shared.digits, d, 0U);
-    });
+    b.each([&](uint32_t t) { shared.digits.clear(b, t, kNextDigits); });
     b.each([&](uint32_t t) {
       for (uint64_t i = t; i < size; i += device::kThreads) {
         const uint32_t key = b.read(keys, i);
-        if (key >> kFirstShift == first.digit) b.add(shared.digits, (key >> 10) % kNextDigits, 1);
+        if (key >> kFirstShift == first.digit) shared.digits.add(b, (key >> 10) % kNextDigits);
       }
     });
     const RankedDigit second = find_rank<kNextDigits>(b, shared.rank, first.rank, count_of);
@@ -135,14 +131,13 @@ struct RadixSample {
   }
 };
 
-/// Whether the lists do not hold the k largest elements, of which SelectState::ties is the number
-/// until RadixNarrow.
+/// True if the lists do not hold the k largest elements. Until RadixNarrow, SelectState::ties is k.
 [[nodiscard]] LACONIC_HOST_DEVICE inline bool look_again(const SelectState& state,
                                                          device::Verdict verdict) {
   return verdict == device::Verdict::reset || (state.found < state.ties && state.floor > 1);
 }
 
-/// How many keys have each digit of a round. SelectCollect did so for round 0, which is done again
+/// Counts the keys with each digit of a round. SelectCollect did so for round 0, which is repeated
 /// for units that are looked at again.
 struct RadixDigits {
   static constexpr const char* name = "laconic_RadixDigits";
@@ -153,7 +148,7 @@ struct RadixDigits {
   };
   template <class B>
   struct Shared {
-    device::Cells<B, uint32_t, kFirstDigits> digits;
+    DigitCounts<B> digits;
   };
 
   template <class B>
@@ -168,23 +163,16 @@ struct RadixDigits {
     const SelectTile tile = select_tile(b, row, scratch, state.lists != 0, verdict);
     const uint32_t digits = first ? kFirstDigits : kNextDigits;
     const uint32_t shift = first ? kFirstShift : state.open - 10;
-    b.each([&](uint32_t t) {
-      for (uint32_t d = t; d < digits; d += device::kThreads) b.write(shared.digits, d, 0U);
-    });
+    b.each([&](uint32_t t) { shared.digits.clear(b, t, digits); });
     b.each([&](uint32_t t) {
       tile.each_of(b, t, [&](uint32_t, float a) {
         const uint32_t key = magnitude_key(a);
         if (key != 0 && key >> state.open == state.key >> state.open)
-          b.add(shared.digits, (key >> shift) % digits, 1);
+          shared.digits.add(b, (key >> shift) % digits);
       });
     });
     uint32_t* const to = scratch.words() + (first ? kAgainWords : radix_round(args.round));
-    b.alone([&](uint32_t t) {
-      for (uint32_t d = t; d < digits; d += device::kThreads) {
-        const uint32_t keys = b.read(shared.digits, d);
-        if (keys != 0) b.add(to, d, keys);
-      }
-    });
+    b.alone([&](uint32_t t) { shared.digits.add_to(b, t, digits, to); });
   }
 };
 

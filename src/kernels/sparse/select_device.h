@@ -19,8 +19,8 @@ inline constexpr uint32_t kFirstShift = 20;
 inline constexpr uint32_t kListMost = kSparseTile / 8;
 static_assert(kSparseTile == 32 * device::kThreads);  // a word of bits for every thread
 
-/// What is kept of a unit, at most most_pairs: keys above `key`, and of those equal to it the first
-/// `ties`. A launch before SelectCollect writes it, with `found` = 0.
+/// The selection of a unit, at most most_pairs: keys above `key`, and the first `ties` of those
+/// equal to it. A launch before SelectCollect writes it, with `found` = 0.
 struct SelectState {
   uint32_t floor = 0;  ///< tiles list keys from here on
   uint32_t found = 0;  ///< their number
@@ -30,12 +30,20 @@ struct SelectState {
   uint32_t lists = 0;  ///< not 0: lists hold all that may be kept
 };
 
-/// Of a tile: elements above the cut, and on it.
+/// Numbers of a tile's elements above the cut, and on it.
 struct SelectCounts {
   uint32_t above = 0;
   uint32_t ties = 0;
+
+  /// Of one element, in a word whose sums are those of both.
+  [[nodiscard]] LACONIC_HOST_DEVICE static constexpr uint32_t word(uint32_t key, uint32_t cut) {
+    return key > cut ? 1U : key == cut ? 1U << 16 : 0U;
+  }
+  [[nodiscard]] LACONIC_HOST_DEVICE static constexpr SelectCounts of(uint32_t word) {
+    return {word & 0xFFFF, word >> 16};
+  }
 };
-/// Where what a tile keeps begins, and how many of those on the cut it keeps.
+/// The place of a tile's first kept element, and how many of those on the cut it keeps.
 struct SelectPlaceOf {
   static constexpr uint32_t kAllTies = UINT32_MAX;
   uint32_t first = 0;
@@ -68,7 +76,7 @@ struct SelectScratch {
   [[nodiscard]] LACONIC_HOST_DEVICE uint32_t* values(uint64_t tile) const {
     return reinterpret_cast<uint32_t*>(places() + tiles) + tile * kListMost;
   }
-  /// Of what is kept.
+  /// Indices of the kept elements.
   [[nodiscard]] LACONIC_HOST_DEVICE uint32_t* indices() const { return values(tiles); }
   [[nodiscard]] LACONIC_HOST_DEVICE uint32_t* listed() const { return indices() + most; }
   [[nodiscard]] LACONIC_HOST_DEVICE uint16_t* positions(uint64_t tile) const {
@@ -130,6 +138,26 @@ template <class B>
   return made;
 }
 
+/// Numbers of a tile's keys with each digit.
+template <class B>
+struct DigitCounts {
+  device::Cells<B, uint32_t, kFirstDigits> cells;
+
+  /// In a phase that a barrier ends, as add.
+  LACONIC_DEVICE void clear(B& b, uint32_t t, uint32_t digits) {
+    for (uint32_t d = t; d < digits; d += device::kThreads) b.write(cells, d, 0U);
+  }
+  LACONIC_DEVICE void add(B& b, uint32_t digit) { b.add(cells, digit, 1); }
+  [[nodiscard]] LACONIC_DEVICE uint32_t of(B& b, uint32_t digit) { return b.read(cells, digit); }
+  /// Adds them to a unit's.
+  LACONIC_DEVICE void add_to(B& b, uint32_t t, uint32_t digits, uint32_t* unit) {
+    for (uint32_t d = t; d < digits; d += device::kThreads) {
+      const uint32_t keys = of(b, d);
+      if (keys != 0) b.add(unit, d, keys);
+    }
+  }
+};
+
 /// A bit for each element of a tile, and how many there are before each word.
 template <class B>
 struct TileBits {
@@ -162,14 +190,14 @@ struct SelectCollect {
   struct Args {
     device::EncodeBatch batch;
     SparseFormat format;
-    /// Whether the number of keys with each first digit is added to SelectScratch::words.
+    /// Adds the number of keys with each first digit to SelectScratch::words.
     bool digits = false;
     bool again = false;  ///< units are measured: what is listed is what is encoded
   };
   template <class B>
   struct Shared {
     TileBits<B> hits;
-    device::Cells<B, uint32_t, kFirstDigits> digits;
+    DigitCounts<B> digits;
     device::Cells<B, uint32_t, device::kWarps> most;
   };
 
@@ -186,8 +214,7 @@ struct SelectCollect {
     const bool reset = verdict == device::Verdict::reset;
     b.each([&](uint32_t t) {
       shared.hits.clear(b, t);
-      for (uint32_t d = t; args.digits && d < kFirstDigits; d += device::kThreads)
-        b.write(shared.digits, d, 0U);
+      if (args.digits) shared.digits.clear(b, t, kFirstDigits);
     });
     device::PerThread<B, uint32_t> values(b), residual(b), sum(b);
     b.alone([&](uint32_t t) {
@@ -205,7 +232,7 @@ struct SelectCollect {
         const uint32_t key = magnitude_key(a);
         if (key < floor) continue;
         shared.hits.set(b, static_cast<uint32_t>(i - own.begin));
-        if (args.digits) b.add(shared.digits, key >> kFirstShift, 1);
+        if (args.digits) shared.digits.add(b, key >> kFirstShift);
       }
     });
     if (args.again) {
@@ -223,10 +250,7 @@ struct SelectCollect {
         b.write(scratch.values(tile), at,
                 float_bits(device::input_at(b, row, own.begin + position, reset)));
       }
-      for (uint32_t d = t; args.digits && d < kFirstDigits; d += device::kThreads) {
-        const uint32_t keys = b.read(shared.digits, d);
-        if (keys != 0) b.add(scratch.words(), d, keys);
-      }
+      if (args.digits) shared.digits.add_to(b, t, kFirstDigits, scratch.words());
       if (t != 0) return;
       b.write(scratch.listed(), tile, listed);
       b.add(&scratch.state()->found, 0, listed);
@@ -234,7 +258,7 @@ struct SelectCollect {
   }
 };
 
-/// How many elements of a tile are above the cut, and on it.
+/// Counts the elements of a tile above the cut, and on it.
 struct SelectCount {
   static constexpr const char* name = "laconic_SelectCount";
   struct Args {
@@ -254,16 +278,15 @@ struct SelectCount {
     const SelectScratch scratch = select_scratch(args.format, row.scratch, row.count);
     const SelectState cut = b.read(scratch.state(), 0);
     const SelectTile tile = select_tile(b, row, scratch, cut.lists != 0, verdict);
-    device::PerThread<B, uint32_t> both(b);  // 16 bits each
+    device::PerThread<B, uint32_t> both(b);
     b.alone([&](uint32_t t) {
       tile.each_of(b, t, [&](uint32_t, float a) {
-        const uint32_t key = magnitude_key(a);
-        both[t] += key > cut.key ? 1 : key == cut.key ? 1U << 16 : 0;
+        both[t] += SelectCounts::word(magnitude_key(a), cut.key);
       });
     });
     const uint32_t all = device::scan<uint32_t>(b, both, shared.scan, device::Sum{});
     b.alone([&](uint32_t t) {
-      if (t == 0) b.write(scratch.counts(), tile.tile, SelectCounts{all & 0xFFFF, all >> 16});
+      if (t == 0) b.write(scratch.counts(), tile.tile, SelectCounts::of(all));
     });
   }
 };
