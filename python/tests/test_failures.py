@@ -462,6 +462,24 @@ def test_slow_store_still_tells_the_first_failure():
     assert faults.heard(RuntimeError("connection closed by peer"), 0.0).message == "rank 3 is gone"
 
 
+def test_rank_whose_connection_breaks_late_is_named():
+    """A group of the node's accelerators noticed first."""
+    from laconic.engines.faults import Faults
+
+    class Group:
+        tries = 0
+
+        def recv(self, _tensors, peer, _tag):
+            self.tries += 1
+            if self.tries > 6 and peer == 1:
+                raise RuntimeError("connection closed by peer")
+            return "work"
+
+    faults = Faults.__new__(Faults)
+    faults.known, faults.world, faults.rank, faults.timeout, faults._store, faults._names, faults.group = None, 3, 0, 60.0, None, [0, 1, 2], Group()
+    assert faults._agreed(RuntimeError("connection reset by peer"), 0.0, None) == "rank 1 is gone"
+
+
 def test_all_connections_close_even_if_one_breaks():
     """Rank 0 closes its own after rank 2 has looked and before it waits: that closes no other."""
     from laconic.engines.faults import Faults

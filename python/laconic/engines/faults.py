@@ -123,7 +123,7 @@ class Faults:
         elif age > 0.8 * self.timeout:  # Gloo's own time-outs close connections, too
             own = (f"rank {self._names[peer]} did not answer" if peer is not None else "a collective did not complete") + f" within {self.timeout:g} s"
         else:
-            own = self._who(error, time.monotonic() + 0.5 if lost else 0.0)
+            own = self._who(error, lost)
         return _within(_STORE, lambda: self._tell(own))[0] or own
 
     def _told(self) -> str | None:
@@ -139,14 +139,14 @@ class Faults:
             return own
         return self._store.get(_KEY + "/text").decode()
 
-    def _who(self, error, until: float) -> str:
-        """`until`: the store is lost, so its host may be the one, and others may end because of it."""
-        gone = self._broken()
-        host = self._names.index(0) if 0 in self._names else None
-        while host not in gone and time.monotonic() < until:
+    def _who(self, error, lost: bool) -> str:
+        """`lost`: the store is, so its host may be the one, and others may end because of it."""
+        host = self._names.index(0) if lost and 0 in self._names else None
+        gone, until = self._broken(), time.monotonic() + 0.5
+        while (host not in gone if lost else not gone) and time.monotonic() < until:  # another group of this rank may notice before this one
             time.sleep(0.01)
             gone = self._broken()
-        if until and host in gone:
+        if host in gone:
             gone = [host]
         if not gone:
             return f"rank {self._names[self.rank]}: {type(error).__name__}: {error}"
