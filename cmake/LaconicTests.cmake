@@ -230,7 +230,8 @@ function(laconic_engine_tests)
   target_link_libraries(laconic_engine_table PRIVATE laconic_flags PUBLIC laconic_all GTest::gtest)
   laconic_test_options(laconic_engine_table)
   laconic_folder_tests(engines laconic_engine_table)
-  target_sources(test_engines PRIVATE ${PROJECT_SOURCE_DIR}/tools/wire.cc)
+  # The linker asks the library only for what it has not found before.
+  target_sources(test_engines PRIVATE ${dir}/fake_images.cc ${PROJECT_SOURCE_DIR}/tools/wire.cc)
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/tools/wire.cc PROPERTY SKIP_PRECOMPILE_HEADERS ON)  # optimised, for what it is of
   laconic_fake_nccl()
   foreach(fault IN ITEMS "" 1 2 3 4)  # beside the program that opens them

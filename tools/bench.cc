@@ -255,7 +255,7 @@ int bench_on_device(const Options& options) {
   if (options.specs.empty()) {
     specs->erase(
         std::remove_if(specs->begin(), specs->end(),
-                       [](const Spec& spec) { return !pipeline::DeviceBatch::takes(spec); }),
+                       [](const Spec& spec) { return !pipeline::DeviceBatch::encodes(spec); }),
         specs->end());
   }
   auto inputs = tensors(options);

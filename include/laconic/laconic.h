@@ -30,8 +30,9 @@
  * _stats and _residual_norm may be called while another thread drives an exchange of that session
  * (they wait while one of its calls is running).
  *
- * Texts are UTF-8 with a length, or NUL-terminated where the comment says so. `stream` is a CUDA
- * stream handle for device pointers; CPU calls ignore it, and it may be null.
+ * Texts are UTF-8 with a length, or NUL-terminated where the comment says so. `stream`, for
+ * tensors in a GPU's memory, is a handle of CUDA (CUstream, cudaStream_t) on the same GPU; null is
+ * its default stream. Calls for the host ignore it.
  */
 #ifndef LACONIC_LACONIC_H_
 #define LACONIC_LACONIC_H_
@@ -115,7 +116,7 @@ LACONIC_API int32_t laconic_codec_max_frame_bytes(const laconic_codec* codec, ui
 /* Places of a tensor. */
 enum {
   LACONIC_MEMORY_HOST = 0,
-  LACONIC_MEMORY_CUDA = 1 /* of a GPU; unsupported in this version */
+  LACONIC_MEMORY_CUDA = 1 /* of a GPU, from CUDA's driver or runtime */
 };
 
 typedef struct laconic_tensor {
@@ -141,13 +142,20 @@ typedef struct laconic_place {
 /* Encodes a tensor into a stand-alone frame of *written bytes; capacity: bytes of `out`.
  * residual may be null: no feedback, fresh codec state. Errors: non_finite (nothing was changed)
  * if the input is not finite and the codec keeps a residual or cannot encode it;
- * buffer_too_small. */
+ * buffer_too_small.
+ *
+ * A tensor in a GPU's memory: frame and residual are those of the CPU, bit for bit. The residual,
+ * if any, is in the same GPU's memory (laconic_residual_over), the frame on the host. The call
+ * begins after what is in `stream` and returns when it is done. Errors: unsupported (nothing was
+ * changed) without a driver, or without kernels of this library for the codec, for the GPU or for
+ * a memory other than a residual without decay; engine_failed if CUDA fails: the contents of the
+ * residual and, in decode, of `out` are undefined then. */
 LACONIC_API int32_t laconic_encode(const laconic_codec* codec, const laconic_tensor* source,
                                    const laconic_place* place, laconic_residual* residual,
                                    void* out, uint64_t capacity, uint64_t* written, void* stream);
 /* out = base + weight * decoded, where base = out if add != 0, else 0. Errors: frame_codec if
  * the frame has another codec; frame_* and payload_malformed for damaged bytes. `out` is
- * unchanged after a failure. */
+ * unchanged after a failure. It may be in a GPU's memory: as in laconic_encode. */
 LACONIC_API int32_t laconic_decode(const laconic_codec* codec, const void* frame, uint64_t bytes,
                                    float weight, int32_t add, const laconic_tensor* out,
                                    void* stream);
@@ -174,9 +182,12 @@ LACONIC_API int32_t laconic_frame_parse(const void* frame, uint64_t bytes,
                                         laconic_frame_info* info);
 
 LACONIC_API int32_t laconic_residual_create(uint64_t count, laconic_residual** out);
+/* Over the caller's array, which has to outlive it: float32, on the host or in a GPU's memory. It
+ * is used as it is; a fresh residual is zeros. */
+LACONIC_API int32_t laconic_residual_over(const laconic_tensor* values, laconic_residual** out);
 LACONIC_API void laconic_residual_destroy(laconic_residual* residual);
 /* The `count` floats of error feedback or, with +ema, of a running mean: a view, valid until
- * destroy. */
+ * destroy; an address on the GPU if they are there. */
 LACONIC_API float* laconic_residual_data(laconic_residual* residual);
 LACONIC_API uint64_t laconic_residual_count(const laconic_residual* residual);
 /* Codec state (warm starts, adaptive stages) followed by momentum (+momentum): a view of *count

@@ -37,7 +37,9 @@ using laconic::capi::null_argument;
 using laconic::capi::read_struct;
 using laconic::capi::write_struct;
 
-int32_t read_tensor(const laconic_tensor* theirs, const char* name, laconic::TensorRef* out) {
+/// `stream`: of a tensor in a GPU's memory.
+int32_t read_tensor(const laconic_tensor* theirs, const char* name, void* stream,
+                    laconic::TensorRef* out) {
   laconic_tensor t;
   if (const int32_t bad = read_struct(theirs, name, &t); bad != 0) return bad;
   if (t.dtype > LACONIC_BF16) {
@@ -47,16 +49,17 @@ int32_t read_tensor(const laconic_tensor* theirs, const char* name, laconic::Ten
   if (t.memory > LACONIC_MEMORY_CUDA)
     return fail(Errc::invalid_argument, "the tensor's memory is not LACONIC_MEMORY_HOST or _CUDA");
   if (t.reserved != 0) return fail(Errc::invalid_argument, "tensor.reserved must be 0");
-  if (t.memory == LACONIC_MEMORY_CUDA) {
-    return fail(Errc::unsupported, "this version does not take tensors in a GPU's memory",
-                "copy the tensor to the host");
-  }
-  if (t.data != nullptr && laconic::device::is_on_device(t.data)) {
+  if (t.memory == LACONIC_MEMORY_HOST && t.data != nullptr &&
+      laconic::device::is_on_device(t.data)) {
     return fail(Errc::invalid_argument,
                 "the tensor is in a GPU's memory, its field memory says host",
-                "copy the tensor to the host");
+                "LACONIC_MEMORY_CUDA, or copy the tensor to the host");
   }
-  *out = {static_cast<DType>(t.dtype), t.rows, t.cols, t.data};
+  *out = {static_cast<DType>(t.dtype), t.rows, t.cols, t.data, laconic::TensorMemory::host};
+  if (t.memory == LACONIC_MEMORY_CUDA) {
+    out->memory = laconic::TensorMemory::cuda;
+    out->stream = stream;
+  }
   return 0;
 }
 
@@ -140,13 +143,13 @@ int32_t laconic_codec_max_frame_bytes(const laconic_codec* codec, uint64_t rows,
 
 int32_t laconic_encode(const laconic_codec* codec, const laconic_tensor* source,
                        const laconic_place* place, laconic_residual* residual, void* out,
-                       uint64_t capacity, uint64_t* written, void* /*stream*/) {
+                       uint64_t capacity, uint64_t* written, void* stream) {
   return guarded([&]() -> int32_t {
     if (codec == nullptr || out == nullptr || written == nullptr)
       return null_argument("codec, out and written");
     laconic::TensorRef tensor;
     laconic_place p;
-    if (const int32_t bad = read_tensor(source, "source", &tensor); bad != 0) return bad;
+    if (const int32_t bad = read_tensor(source, "source", stream, &tensor); bad != 0) return bad;
     if (const int32_t bad = read_place(place, &p); bad != 0) return bad;
     auto bytes =
         codec->codec->encode(tensor, {p.seed, p.step, p.rank, p.world, 0, 1.0F}, p.parameter,
@@ -165,12 +168,12 @@ int32_t laconic_decode(const laconic_codec* codec, const void* frame, uint64_t b
 
 int32_t laconic_decode_many(const laconic_codec* codec, const void* const* frames,
                             const uint64_t* bytes, uint32_t count, float weight, int32_t add,
-                            const laconic_tensor* out, void* /*stream*/) {
+                            const laconic_tensor* out, void* stream) {
   return guarded([&]() -> int32_t {
     if (codec == nullptr || (count != 0 && (frames == nullptr || bytes == nullptr)))
       return null_argument("codec, frames and bytes");
     laconic::TensorRef tensor;
-    if (const int32_t bad = read_tensor(out, "out", &tensor); bad != 0) return bad;
+    if (const int32_t bad = read_tensor(out, "out", stream, &tensor); bad != 0) return bad;
     std::array<Bytes, 16> few;
     std::vector<Bytes> many(count > few.size() ? count : 0);
     const std::span<Bytes> views =
@@ -200,6 +203,19 @@ int32_t laconic_residual_create(uint64_t count, laconic_residual** out) {
     if (out == nullptr) return null_argument("out");
     *out = nullptr;
     auto residual = laconic::Residual::create(count);
+    if (!residual) return fail(std::move(residual).error());
+    *out = new laconic_residual{*std::move(residual)};
+    return 0;
+  });
+}
+
+int32_t laconic_residual_over(const laconic_tensor* values, laconic_residual** out) {
+  return guarded([&]() -> int32_t {
+    if (out == nullptr) return null_argument("out");
+    *out = nullptr;
+    laconic::TensorRef tensor;
+    if (const int32_t bad = read_tensor(values, "values", nullptr, &tensor); bad != 0) return bad;
+    auto residual = laconic::Residual::over(tensor);
     if (!residual) return fail(std::move(residual).error());
     *out = new laconic_residual{*std::move(residual)};
     return 0;

@@ -87,6 +87,15 @@ bool is_on_device(const void* at) noexcept {
   return known && type == kCudaDeviceMemory;
 }
 
+std::optional<uint32_t> find_gpu_of(const CudaCalls& cuda, const void* at) noexcept {
+  const auto address = reinterpret_cast<CudaAddress>(at);
+  unsigned int type = 0, ordinal = 0;
+  const bool known = cuda.memory.attribute(&type, kCudaMemoryType, address) == kCudaSuccess &&
+                     type == kCudaDeviceMemory &&
+                     cuda.memory.attribute(&ordinal, kCudaDeviceOrdinal, address) == kCudaSuccess;
+  return known ? std::optional<uint32_t>(ordinal) : std::nullopt;
+}
+
 std::string text_of(const CudaCalls& cuda, int code) {
   const char* text = nullptr;
   const bool known = cuda.device.error_string(code, &text) == kCudaSuccess && text != nullptr;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "laconic/error.h"
@@ -20,7 +21,7 @@ inline constexpr int kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaNoDevice = 100
 inline constexpr unsigned int kCudaStreamNonBlocking = 1;
 // CUdevice_attribute, CUpointer_attribute and what the latter gives.
 inline constexpr int kCudaCapabilityMajor = 75, kCudaCapabilityMinor = 76;
-inline constexpr int kCudaMemoryType = 2, kCudaDeviceMemory = 2;
+inline constexpr int kCudaMemoryType = 2, kCudaDeviceMemory = 2, kCudaDeviceOrdinal = 9;
 
 using CudaDevice = int;        // CUdevice
 using CudaContext = void*;     // CUcontext
@@ -87,6 +88,9 @@ Result<CudaCalls> open_cuda(const std::string& library);
 /// True for a GPU's memory that the host may not touch. False where kCudaLibrary is not open in
 /// this process.
 [[nodiscard]] bool is_on_device(const void* at) noexcept;
+
+/// The index of the GPU in whose memory `at` is; nothing if it is in none's.
+[[nodiscard]] std::optional<uint32_t> find_gpu_of(const CudaCalls& cuda, const void* at) noexcept;
 
 /// One line, without a full stop at its end.
 std::string text_of(const CudaCalls& cuda, int code);

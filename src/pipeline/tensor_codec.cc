@@ -1,10 +1,12 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "laconic/tensor_codec.h"
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <string>
 
+#include "pipeline/tensor_devices.h"
 #include "pipeline/unit_codec.h"
 #include "pipeline/workspace.h"
 
@@ -85,7 +87,7 @@ bool carries_non_finite(const UnitCodec& codec, const UnitSlot& slot) {
 }
 
 /// Binds the residual's memory to the slot; starts codec state that is not there yet.
-Result<void> bind(const UnitCodec& codec, const Place& place, std::vector<float>* residual,
+Result<void> bind(const UnitCodec& codec, const Place& place, const std::span<float>* residual,
                   std::vector<float>& state, UnitSlot& slot) {
   if (residual != nullptr && residual->size() != slot.unit.count) {
     return Error{Errc::frame_count,
@@ -144,16 +146,32 @@ Result<std::unique_ptr<Residual>> Residual::create(uint64_t count) {
                    "encode without feedback (+noef), or free memory first"};
   auto residual = std::make_unique<Residual>();
   try {
-    residual->values_.assign(count, 0.0F);
+    residual->own_.assign(count, 0.0F);
   } catch (const std::bad_alloc&) {
     return none;
   } catch (const std::length_error&) {
     return none;
   }
+  residual->values_ = residual->own_;
   return residual;
 }
 
-TensorCodec::TensorCodec(Spec spec, uint32_t threads) : spec_(std::move(spec)) {
+Result<std::unique_ptr<Residual>> Residual::over(const TensorRef& values) {
+  if (auto ok = pipeline::check_tensor(values); !ok) return std::move(ok).error();
+  uint64_t count = 0;
+  if (values.dtype != DType::f32 || !checked_mul(values.rows, values.cols, &count) ||
+      count > kMaxUnitCount) {
+    return Error{Errc::invalid_argument, "a residual is an array of at most 2^40 float32 values",
+                 "LACONIC_F32, with as many elements as the tensor"};
+  }
+  auto residual = std::make_unique<Residual>();
+  residual->values_ = {static_cast<float*>(values.data), count};
+  residual->memory_ = values.memory;
+  return residual;
+}
+
+TensorCodec::TensorCodec(Spec spec, uint32_t threads)
+    : spec_(std::move(spec)), devices_(std::make_unique<pipeline::TensorDevices>()) {
   if (threads > 1) pool_ = std::make_unique<ThreadPool>(threads);
 }
 
@@ -177,6 +195,18 @@ Result<uint64_t> TensorCodec::encode(const TensorRef& source, const Place& place
   if (auto ok = pipeline::check_tensor(source); !ok) return std::move(ok).error();
   auto unit = pipeline::unit_of(spec_, source, parameter);
   if (!unit) return std::move(unit).error();
+  if (residual != nullptr && residual->memory() != source.memory) {
+    return Error{Errc::invalid_argument, "one of tensor and residual is on the host, the other not",
+                 "make the residual over an array in the tensor's memory"};
+  }
+  const bool on_device = source.memory == TensorMemory::cuda && unit->count != 0;
+  std::optional<pipeline::TensorDevices::Lease> device;
+  if (on_device) {
+    if (!pipeline::DeviceBatch::encodes(spec_)) return pipeline::DeviceBatch::no_kernels(spec_);
+    auto taken = devices_->take(spec_, source);
+    if (!taken) return std::move(taken).error();
+    device.emplace(*std::move(taken));
+  }
   const Lease lease(*this);
   Workspace& space = lease.space();
   const UnitCodec codec(spec_, best_isa(), lease.pool());
@@ -185,8 +215,13 @@ Result<uint64_t> TensorCodec::encode(const TensorRef& source, const Place& place
   auto bound = bind(codec, place, residual == nullptr ? nullptr : &residual->values_,
                     residual == nullptr ? fresh : residual->state_, slot);
   if (!bound) return std::move(bound).error();
-  const float* values = space.as_float(source, unit->count, codec.isa());
-  if ((values == nullptr && unit->count != 0) || !space.reserve(slot.plan)) return no_memory();
+  if (device && slot.memory.values != nullptr) {
+    auto same = devices_->check(device->gpu(), slot.memory.values);
+    if (!same) return std::move(same).error();
+  }
+  const float* values = device ? nullptr : space.as_float(source, unit->count, codec.isa());
+  const bool lacks = !device && values == nullptr && unit->count != 0;
+  if (lacks || !space.reserve(slot.plan)) return no_memory();
 
   FrameInfo info = frame_info(spec_, source, *unit, place);
   auto room = begin_frame(info, out);
@@ -198,10 +233,31 @@ Result<uint64_t> TensorCodec::encode(const TensorRef& source, const Place& place
                      " bytes, the buffer has " + std::to_string(out.size()),
                  "size the buffer with max_frame_bytes"};
   }
-  auto bytes = encode_payload(codec, slot, place, values, space, lease.pool(), *room);
+  auto bytes = device ? encode_on_device(codec, slot, place, source, device->batch(), space, *room)
+                      : encode_payload(codec, slot, place, values, space, lease.pool(), *room);
   if (!bytes) return std::move(bytes).error();
   info.flags.zero = *bytes == kNothing;
   return finish_frame(info, out, info.flags.zero ? 0 : *bytes);
+}
+
+/// As encode_payload.
+Result<uint64_t> TensorCodec::encode_on_device(const UnitCodec& codec, const UnitSlot& slot,
+                                               const Place& place, const TensorRef& source,
+                                               pipeline::DeviceBatch& batch, Workspace& space,
+                                               MutBytes room) {
+  const bool zeros = carries_non_finite(codec, slot);
+  const pipeline::DeviceUnit unit{slot.unit,          place,      source.data, source.dtype,
+                                  slot.memory.values, slot.state, zeros};
+  auto encoded = batch.encode({&unit, 1});
+  if (!encoded) return std::move(encoded).error();
+  const auto& [verdict, payload] = encoded->front();
+  if (verdict == device::Verdict::refused) return non_finite(codec.spec());
+  if (verdict == device::Verdict::zero && !zeros) return kNothing;
+  std::copy(payload.begin(), payload.end(), room.begin());
+  Work work = space.work(codec.isa(), nullptr);
+  codec.spec().codec().commit({codec.spec().params(), slot.state, slot.unit, place, 0, work},
+                              slot.state, payload, payload, 1);
+  return payload.size();
 }
 
 Result<uint64_t> TensorCodec::encode_payload(const UnitCodec& codec, const UnitSlot& slot,

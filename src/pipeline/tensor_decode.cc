@@ -2,10 +2,12 @@
 //
 // The decoding half of TensorCodec: everything is verified before the first element of the output
 // changes.
+#include <algorithm>
 #include <optional>
 #include <string>
 
 #include "laconic/tensor_codec.h"
+#include "pipeline/tensor_devices.h"
 #include "pipeline/unit_codec.h"
 #include "pipeline/workspace.h"
 
@@ -88,12 +90,45 @@ Result<const Spec*> spec_of(const FrameInfo& info, const Spec& ours, std::option
   return &*other;
 }
 
+/// Payloads that decode fused.
+struct Group {
+  Unit unit;
+  std::span<const Term> terms;
+};
+
+std::vector<Group> groups_of(std::span<const FrameView> views, float weight,
+                             std::vector<Term>& terms) {
+  terms.clear();
+  for (const FrameView& view : views)
+    if (!view.info.flags.zero) terms.push_back({view.payload, weight});
+  std::vector<Group> groups;
+  std::span<const Term> left(terms);
+  for (std::size_t i = 0; i < views.size();) {
+    const FrameInfo& first = views[i].info;
+    std::size_t own = 0;
+    for (; i < views.size() && decode_together(first, views[i].info); ++i)
+      if (!views[i].info.flags.zero) ++own;
+    if (own != 0) groups.push_back({unit_of(first), left.first(own)});
+    left = left.subspan(own);
+  }
+  return groups;
+}
+
+Result<bool> all_good(pipeline::DeviceBatch& batch, const Group& group) {
+  std::vector<Bytes> payloads;
+  for (const Term& term : group.terms) payloads.push_back(term.payload);
+  auto good = batch.check(group.unit, payloads);
+  if (!good) return std::move(good).error();
+  return std::find(good->begin(), good->end(), false) == good->end();
+}
+
 }  // namespace
 
 /// Parses and verifies all frames into space.views and takes all memory that decoding them needs;
-/// gives the spec that they share.
+/// gives the spec that they share. Without their payloads if these are unchecked.
 Result<const Spec*> TensorCodec::verify(std::span<const Bytes> frames, uint64_t count,
-                                        Workspace& space, std::optional<Spec>& other) const {
+                                        Payloads payloads, Workspace& space,
+                                        std::optional<Spec>& other) const {
   space.views.clear();
   const Spec* spec = &spec_;
   Plan largest;
@@ -114,13 +149,14 @@ Result<const Spec*> TensorCodec::verify(std::span<const Bytes> frames, uint64_t 
     largest.scratch_bytes = std::max(largest.scratch_bytes, plan.scratch_bytes);
     for (uint32_t round = 0; round + 1 < plan.rounds; ++round)
       merged = std::max(merged, plan.round[round].bytes);
-    if (!view->info.flags.zero) {
+    if (!view->info.flags.zero && payloads == Payloads::checked) {
       if (auto ok = check_payload(*spec, unit, plan, view->payload); !ok)
         return std::move(ok).error();
     }
     space.views.push_back(*view);
   }
   space.terms.reserve(frames.size());
+  if (payloads == Payloads::unchecked) return spec;
   if (!space.reserve(largest) || !space.merged.reserve(merged + 1)) return no_memory();
   return spec;
 }
@@ -132,8 +168,10 @@ Result<void> TensorCodec::decode(std::span<const Bytes> frames, float weight, bo
   if (!shape) return std::move(shape).error();
   const Lease lease(*this);
   Workspace& space = lease.space();
+  if (out.memory == TensorMemory::cuda && shape->count != 0)
+    return decode_on_device(frames, weight, add, out, space);
   std::optional<Spec> other;
-  auto spec = verify(frames, shape->count, space, other);
+  auto spec = verify(frames, shape->count, Payloads::checked, space, other);
   if (!spec) return std::move(spec).error();
   const UnitCodec codec(**spec, best_isa(), lease.pool());
   Work work = space.work(codec.isa(), lease.pool());
@@ -168,6 +206,46 @@ Result<void> TensorCodec::decode(std::span<const Bytes> frames, float weight, bo
   if (out.dtype == DType::bf16) casts.narrow_bf16(out.data, 1.0F, values, shape->count);
   if (out.dtype == DType::f16) casts.narrow_f16(out.data, 1.0F, values, shape->count, false);
   return {};
+}
+
+/// Payloads are checked on the device, and the CPU says what is wrong with one.
+Result<void> TensorCodec::decode_on_device(std::span<const Bytes> frames, float weight, bool add,
+                                           const TensorRef& out, Workspace& space) const {
+  const uint64_t count = out.rows * out.cols;
+  std::optional<Spec> other;
+  const auto refused = [&]() -> Result<void> {
+    other.reset();
+    auto why = verify(frames, count, Payloads::checked, space, other);
+    if (!why) return std::move(why).error();
+    return Error{Errc::internal, "a GPU refuses a payload that the CPU takes", "report this"};
+  };
+  auto spec = verify(frames, count, Payloads::unchecked, space, other);
+  if (!spec) return refused();
+  const auto device = devices_->take(**spec, out);
+  if (!device) return device.error();
+  pipeline::DeviceBatch& batch = device->batch();
+  const std::vector<Group> groups = groups_of(space.views, weight, space.terms);
+  for (const Group& group : groups) {
+    auto good = all_good(batch, group);
+    if (!good) return std::move(good).error();
+    if (!*good) return refused();
+    if (auto r = batch.reserve_decode(group.unit, group.terms); !r) return r;
+  }
+  const bool halves = out.dtype != DType::f32;
+  auto lent = batch.lend(halves ? count : 0);
+  if (!lent) return std::move(lent).error();
+  // Only now the first element changes.
+  if (groups.empty() && !add)
+    return batch.clear(out.data, count * (halves ? sizeof(uint16_t) : sizeof(float)));
+  float* const values = halves ? *lent : static_cast<float*>(out.data);
+  if (halves && add) {
+    if (auto r = batch.widen(values, out.data, out.dtype, count); !r) return r;
+  }
+  for (const Group& group : groups) {
+    if (auto r = batch.decode(group.unit, group.terms, values, add); !r) return r;
+    add = true;
+  }
+  return halves ? batch.narrow(out.data, out.dtype, values, count) : Result<void>();
 }
 
 }  // namespace laconic

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "fake_world.h"
 #include "support/sanitizer.h"
@@ -29,7 +30,7 @@ int allocate(uint64_t* address, uint64_t bytes, bool on_device, const char* name
   // LeakSanitizer cannot follow an address with that bit; Fake::alive counts what is not freed.
   if (on_device) ignore_leak(memory);
   *address = reinterpret_cast<uint64_t>(memory) | (on_device ? kOnDevice : 0);
-  w.memory[*address] = {bytes, on_device};
+  w.memory[*address] = {bytes, on_device, current()};
   if (on_device) {
     const std::lock_guard<std::mutex> running(w.kernels);
     w.checked.add("memory of the device", reinterpret_cast<void*>(*address),
@@ -64,14 +65,14 @@ int copy(Side to, const Side* from, uint64_t bytes, void* stream, const char* na
   Lock lock(w.mutex);
   if (const int code = begin(lock, current(), name, std::to_string(bytes)); code != 0) return code;
   if (to.find(bytes) == nullptr || (from != nullptr && from->find(bytes) == nullptr) ||
-      w.streams.count(stream) == 0)
+      stream_of(stream) == nullptr)
     return kInvalidValue;
   for (const auto& [handle, c] : w.communicators) {
     if (c->launch && c->stream == stream) return kInvalidValue;
   }
   const bool zeros = from == nullptr;
   const Side source = zeros ? Side{} : *from;
-  static_cast<Stream*>(stream)->work.emplace_back([=](Lock&) {
+  stream_of(stream)->work.emplace_back([=](Lock&) {
     uint8_t* const target = to.find(bytes);
     const uint8_t* const read = zeros ? nullptr : source.find(bytes);
     if (target == nullptr || (!zeros && read == nullptr)) {
@@ -194,13 +195,13 @@ EXPORTED int cuStreamQuery(void* stream) {
   Lock lock(world().mutex);
   if (const int code = begin(lock, current(), "cuStreamQuery", {}, false); code != 0) return code;
   World& w = world();
-  if (w.streams.count(stream) == 0) return kInvalidValue;
+  if (stream_of(stream) == nullptr) return kInvalidValue;
   const auto hanging = w.hanging.find(current());
   const bool aborted = std::none_of(w.communicators.begin(), w.communicators.end(),
                                     [](const auto& c) { return c.second->device == current(); });
   if (aborted && hanging != w.hanging.end() && hanging->second > 0 && --hanging->second == 0)
     w.changed.notify_all();
-  return static_cast<Stream*>(stream)->work.empty() ? 0 : kNotReady;
+  return stream_of(stream)->work.empty() ? 0 : kNotReady;
 }
 
 EXPORTED int cuStreamSynchronize(void* stream) {
@@ -208,8 +209,8 @@ EXPORTED int cuStreamSynchronize(void* stream) {
   Lock lock(w.mutex);
   if (const int code = begin(lock, current(), "cuStreamSynchronize", {}, false); code != 0)
     return code;
-  if (w.streams.count(stream) == 0) return kInvalidValue;
-  w.changed.wait(lock, [&] { return static_cast<Stream*>(stream)->work.empty(); });
+  if (stream_of(stream) == nullptr) return kInvalidValue;
+  w.changed.wait(lock, [&] { return stream_of(stream)->work.empty(); });
   return 0;
 }
 
@@ -248,7 +249,10 @@ EXPORTED int cuPointerGetAttribute(void* value, int attribute, uint64_t address)
   if (const int code = begin(lock, -1, "cuPointerGetAttribute", {}, false); code != 0) return code;
   const bool on_device = memory_at(address, 1, true) != nullptr;
   if (!on_device && memory_at(address, 1, false) == nullptr) return kInvalidValue;
-  const unsigned int answer = attribute == 2 ? (on_device ? 2 : 1) : 0;
+  const auto piece = std::prev(world().memory.upper_bound(address));
+  const unsigned int answer = attribute == 2   ? (on_device ? 2 : 1)
+                              : attribute == 9 ? static_cast<unsigned int>(piece->second.device)
+                                               : 0;
   std::memcpy(value, &answer, sizeof answer);
   return 0;
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,9 @@ inline Result<device::GpuRef> open_gpu(const Fake& fake, uint32_t ordinal = 0) {
 inline Result<std::shared_ptr<const device::Program>> load_program(const device::GpuRef& gpu) {
   return device::Program::load(gpu, fake_images(), kKernelNames);
 }
+
+/// The images of the library that a test program links: fake_images() unless a test gives others.
+std::span<const device::Image>& library_images();
 
 /// The driver's faults; "" if there are none.
 inline std::string faults_of(const Fake& fake) {

@@ -99,21 +99,20 @@ EXPORTED int cuLaunchKernel(void* function, unsigned int blocks, unsigned int gr
   if (const int code = begin(lock, current(), "cuLaunchKernel", text); code != 0) return code;
   const bool one_dimension = grid_y == 1 && grid_z == 1 && block_y == 1 && block_z == 1;
   if (!one_dimension || blocks == 0 || threads != laconic::device::kThreads || shared != 0 ||
-      extra != nullptr || w.streams.count(stream) == 0)
+      extra != nullptr || stream_of(stream) == nullptr)
     return kInvalidValue;
   const auto* const args = static_cast<const uint8_t*>(parameters[0]);
   constexpr Order kOrders[] = {Order::forward, Order::backward, Order::scrambled};
   const Order order = kOrders[w.launches++ % 3];
-  static_cast<Stream*>(stream)->work.emplace_back(
-      [=, bytes = Bytes(args, args + kernel->args)](Lock& held) {
-        held.unlock();
-        {
-          World& running = world();
-          const std::lock_guard<std::mutex> alone(running.kernels);
-          kernel->launch(running.checked, order, blocks, bytes);
-        }
-        held.lock();
-      });
+  stream_of(stream)->work.emplace_back([=, bytes = Bytes(args, args + kernel->args)](Lock& held) {
+    held.unlock();
+    {
+      World& running = world();
+      const std::lock_guard<std::mutex> alone(running.kernels);
+      kernel->launch(running.checked, order, blocks, bytes);
+    }
+    held.lock();
+  });
   w.changed.notify_all();
   return 0;
 }
@@ -142,9 +141,9 @@ EXPORTED int cuEventRecord(void* event, void* stream) {
   Lock lock(w.mutex);
   if (const int code = begin(lock, current(), "cuEventRecord"); code != 0) return code;
   const auto known = event_of(event);
-  if (known == nullptr || w.streams.count(stream) == 0) return kInvalidValue;
+  if (known == nullptr || stream_of(stream) == nullptr) return kInvalidValue;
   const uint64_t number = ++known->recorded;
-  static_cast<Stream*>(stream)->work.emplace_back([known, number](Lock&) {
+  stream_of(stream)->work.emplace_back([known, number](Lock&) {
     known->reached = number;
     known->when = std::chrono::steady_clock::now();
     world().changed.notify_all();
@@ -158,8 +157,8 @@ EXPORTED int cuStreamWaitEvent(void* stream, void* event, unsigned int) {
   Lock lock(w.mutex);
   if (const int code = begin(lock, current(), "cuStreamWaitEvent"); code != 0) return code;
   const auto known = event_of(event);
-  if (known == nullptr || w.streams.count(stream) == 0) return kInvalidValue;
-  static_cast<Stream*>(stream)->work.emplace_back([known, number = known->recorded](Lock& held) {
+  if (known == nullptr || stream_of(stream) == nullptr) return kInvalidValue;
+  stream_of(stream)->work.emplace_back([known, number = known->recorded](Lock& held) {
     world().changed.wait(held, [&] { return known->reached >= number; });
   });
   w.changed.notify_all();

@@ -12,6 +12,9 @@ struct FakeNccl {
   void (*reset)(int version, int devices);
   /// The next call of that name on the device gives `code`.
   void (*fail)(int device, const char* call, int code);
+  /// After so many calls of the driver, asking and freeing among them, the next one gives `code`;
+  /// negative: none does. Gives whether that of before did.
+  bool (*fail_after)(int calls, int code);
   /// The next call of that name on the device does not return before reset().
   void (*block)(int device, const char* call);
   /// The communicator's asynchronous error from now on.

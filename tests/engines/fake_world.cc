@@ -62,11 +62,20 @@ int begin(Lock& lock, int device, const char* name, const std::string& arguments
   if (recorded) w.calls[device] += name + (arguments.empty() ? "" : " " + arguments) + "\n";
   if (w.blocks.erase({device, name}) != 0)
     w.changed.wait(lock, [&, epoch = w.epoch] { return w.epoch != epoch; });
+  if (w.calls_until_failure >= 0 && w.calls_until_failure-- == 0) return w.failure_then;
   const auto at = w.failures.find({device, name});
   if (at == w.failures.end()) return 0;
   const int code = at->second;
   w.failures.erase(at);
   return code;
+}
+
+Stream* stream_of(void* handle) {
+  World& w = world();
+  if (handle != nullptr)
+    return w.streams.count(handle) == 0 ? nullptr : static_cast<Stream*>(handle);
+  if (w.default_stream == nullptr) w.default_stream = new Stream;
+  return w.default_stream;
 }
 
 uint8_t* memory_at(uint64_t address, uint64_t bytes, bool on_device) {
@@ -97,6 +106,7 @@ FakeNccl controls() {
     w.devices = devices;
     w.calls.clear();
     w.failures.clear();
+    w.calls_until_failure = -1;
     w.blocks.clear();
     w.async_errors.clear();
     w.hanging.clear();
@@ -112,6 +122,12 @@ FakeNccl controls() {
   c.fail = [](int device, const char* call, int code) {
     const Lock lock(world().mutex);
     world().failures[{device, call}] = code;
+  };
+  c.fail_after = [](int calls, int code) {
+    World& w = world();
+    const Lock lock(w.mutex);
+    w.failure_then = code;
+    return std::exchange(w.calls_until_failure, calls) < 0;
   };
   c.block = [](int device, const char* call) {
     const Lock lock(world().mutex);

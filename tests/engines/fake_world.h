@@ -65,6 +65,7 @@ struct Operation {
 struct Piece {
   uint64_t bytes;
   bool on_device;
+  int device;
 };
 
 struct Event {
@@ -85,6 +86,7 @@ struct World {
   uint64_t epoch = 0;  // reset() ends what blocks
   std::map<int, std::string> calls;
   std::map<std::pair<int, std::string>, int> failures;
+  int calls_until_failure = -1, failure_then = 0;
   std::set<std::pair<int, std::string>> blocks;
   std::map<int, int> async_errors;
   std::map<int, int> hanging;  // by device: queries of the stream after an abort; < 0: for good
@@ -93,6 +95,7 @@ struct World {
   std::map<uint64_t, std::shared_ptr<Hub>> hubs;
   std::map<void*, std::shared_ptr<Communicator>> communicators;
   std::set<void*> streams;
+  Stream* default_stream = nullptr;  // CUDA's, of null
   int contexts = 0, groups = 0;
   std::map<uint64_t, Piece> memory;
   std::map<void*, std::shared_ptr<Event>> events;
@@ -138,6 +141,9 @@ struct Stream {
 /// Records a call; returns what was set for it, after blocking if that was set.
 int begin(Lock& lock, int device, const char* name, const std::string& arguments = {},
           bool recorded = true);
+
+/// Null if there is no such stream.
+Stream* stream_of(void* handle);
 
 /// Null unless [address, address + bytes) lies in one piece on that side.
 uint8_t* memory_at(uint64_t address, uint64_t bytes, bool on_device);

@@ -13,6 +13,7 @@ from .errors import LaconicError
 
 ABI_VERSION = 3
 F32, F16, BF16, U8, U16, I32 = range(6)
+MEMORY_CUDA = 1
 AGREEMENT_BYTES = 768
 MAX_THREADS = 1024
 MAX_BATCH = 8
@@ -191,6 +192,7 @@ _SIGNATURES = {
                                       POINTER(Tensor), c_void_p]),
     "laconic_frame_parse": (c_int32, [c_void_p, c_uint64, POINTER(FrameInfo)]),
     "laconic_residual_create": (c_int32, [c_uint64, POINTER(_P)]),
+    "laconic_residual_over": (c_int32, [POINTER(Tensor), POINTER(_P)]),
     "laconic_residual_destroy": (None, [_P]),
     "laconic_residual_data": (c_void_p, [_P]),
     "laconic_residual_count": (c_uint64, [_P]),

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "device/driver.h"
 #include "laconic/error.h"
 #include "laconic/laconic.h"
 #include "unit/capi/world.h"
@@ -54,6 +55,24 @@ TEST(Capi, VersionsAndTextsExist) {
   EXPECT_NE(std::string(laconic_codecs_json()).find("\"3lc\""), std::string::npos);
   EXPECT_STREQ(laconic_error_name(25), "frame_checksum");
   EXPECT_STREQ(laconic_error_name(-5), "unknown");
+}
+
+TEST(Capi, TensorOnGpuWithoutDriverIsUnsupported) {
+  const Codec codec("int8");
+  std::vector<float> x(10, 1.0F);
+  laconic_tensor t = tensor(x);
+  t.memory = LACONIC_MEMORY_CUDA;
+  const auto p = place();
+  uint8_t out[200];
+  uint64_t written = 0;
+  // With a driver it is refused that this address is none of a GPU.
+  const Errc expected =
+      device::open_cuda(device::kCudaLibrary) ? Errc::invalid_argument : Errc::unsupported;
+  EXPECT_EQ(laconic_encode(codec.handle, &t, &p, nullptr, out, sizeof out, &written, nullptr),
+            static_cast<int32_t>(expected));
+  EXPECT_EQ(laconic_decode_many(codec.handle, nullptr, nullptr, 0, 1.0F, 0, &t, nullptr),
+            static_cast<int32_t>(expected));
+  EXPECT_EQ(x, std::vector<float>(10, 1.0F));
 }
 
 TEST(Capi, EncodeDecodeAndAdd) {

@@ -291,6 +291,13 @@ inline std::span<const Function> codec_functions() {
          return laconic_residual_create(100, a("out", &o.made_residual));
        },
        true},
+      {"laconic_residual_over", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         const laconic_tensor values = o.tensor(o.values);
+         return laconic_residual_over(a.sized("values", &values, offsetof(laconic_tensor, data)),
+                                      a("out", &o.made_residual));
+       },
+       true},
       {"laconic_residual_destroy", Gives::nothing,
        [](Objects& o, Arguments& a) -> int32_t {
          auto* const given = a("residual", o.made_residual);
