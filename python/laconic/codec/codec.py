@@ -85,17 +85,33 @@ class Frame:
 class Residual:
     """Error feedback and codec state for one tensor of `n` elements on one rank."""
 
+    _on_gpu = False
+
     def __init__(self, n: int):
-        self._handle = ctypes.c_void_p()
         n = whole("the number of elements", n, 0, U64 // 4)
-        _lib.check(_lib.lib.laconic_residual_create(n, ctypes.byref(self._handle)))
+        self._open(_lib.lib.laconic_residual_create, n)
+
+    def _open(self, create, argument) -> None:
+        self._handle = ctypes.c_void_p()
+        _lib.check(create(argument, ctypes.byref(self._handle)))
         weakref.finalize(self, _lib.lib.laconic_residual_destroy, self._handle).atexit = False
+
+    @classmethod
+    def over(cls, array) -> "Residual":
+        """The residual whose values are those of `array`: contiguous float32, zeros at first; on a GPU for tensors there."""
+        residual = cls.__new__(cls)
+        tensor = _arrays.tensor_of(array, writable=True, on_gpu=True)
+        residual._open(_lib.lib.laconic_residual_over, ctypes.byref(tensor))
+        residual._array, residual._on_gpu = (array, tensor), tensor.memory != 0
+        return residual
 
     def __len__(self) -> int:
         return _lib.lib.laconic_residual_count(self._handle)
 
     def view(self) -> memoryview:
-        """The residual's float32 values as a writable memoryview."""
+        """The residual's float32 values as a writable memoryview. On a GPU: use the array that it is over."""
+        if self._on_gpu:
+            raise errors.error("unsupported", "the residual's values are on a GPU", "use the tensor that it is over")
         return _arrays.float_view(_lib.lib.laconic_residual_data(self._handle), len(self), self)
 
     def numpy(self):
@@ -226,9 +242,10 @@ class Codec:
         """Encodes `array` into a frame.
 
         Args:
-            array: float32, float16 or bfloat16; a NumPy array, a torch tensor on the CPU or a buffer; contiguous.
+            array: float32, float16 or bfloat16; a NumPy array, a torch tensor on the CPU or on a CUDA GPU, or a buffer; contiguous.
             step, seed, rank, world: recorded in the frame; they select the random numbers of codecs that use some.
-            residual: error feedback: it is added before encoding, and keeps what the frame does not carry.
+            residual: error feedback: it is added before encoding, and keeps what the frame does not carry. On the GPU of `array`
+                (Residual.over) if that is on one.
 
         Returns:
             bytes: the frame.
@@ -236,7 +253,7 @@ class Codec:
         Raises:
             LaconicError: array, residual or both hold NaN or infinity (non_finite); the residual is unchanged then.
         """
-        tensor = _arrays.tensor_of(array, writable=False)
+        tensor = _arrays.tensor_of(array, writable=False, on_gpu=True)
         place = _lib.Place(rank=whole("rank", rank, 0, U32), world=whole("world", world, 1, U32), seed=whole("seed", seed, 0, U64),
                            step=whole("step", step, 0, U64))
         bound = ctypes.c_uint64()
@@ -245,7 +262,7 @@ class Codec:
         written = ctypes.c_uint64()
         handle = residual._handle if residual is not None else None  # noqa: SLF001
         _lib.check(_lib.lib.laconic_encode(self._handle, ctypes.byref(tensor), ctypes.byref(place), handle, out,
-                                           bound.value, ctypes.byref(written), None))
+                                           bound.value, ctypes.byref(written), _arrays.stream_of(array)))
         return ctypes.string_at(out, written.value)
 
     @_checked
@@ -281,9 +298,10 @@ class Codec:
         return out
 
     def _decode(self, frame, out, *, add: bool, weight: float) -> None:
-        tensor = _arrays.tensor_of(out, writable=True)
+        tensor = _arrays.tensor_of(out, writable=True, on_gpu=True)
         pointer, size, keep = _readable(frame)
-        _lib.check(_lib.lib.laconic_decode(self._handle, pointer, size, finite("weight", weight), int(add), ctypes.byref(tensor), None))
+        _lib.check(_lib.lib.laconic_decode(self._handle, pointer, size, finite("weight", weight), int(add), ctypes.byref(tensor),
+                                           _arrays.stream_of(out)))
         del keep
 
 

@@ -47,25 +47,31 @@ def dtype_of(array) -> int:
     return code
 
 
-def tensor_of(array, writable: bool) -> _lib.Tensor:
-    """A view for the C library; the caller keeps `array` alive. Errors come before a byte moves."""
+def tensor_of(array, writable: bool, on_gpu: bool = False) -> _lib.Tensor:
+    """A view for the C library; the caller keeps `array` alive. Errors come before a byte moves. on_gpu: torch's CUDA tensors, too."""
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         return _buffer_tensor(array, writable)
     dtype = dtype_of(array)
     rows, cols = shape_of(array)
     if is_torch(array):
-        if array.device.type != "cpu":
-            raise errors.error("unsupported", f"the tensor is on {array.device}; this build encodes on the CPU", ".cpu() first")
+        if array.device.type not in (("cpu", "cuda") if on_gpu else ("cpu",)):
+            raise errors.error("unsupported", f"the tensor is on {array.device}, which no codec takes here", ".cpu() first")
         if not array.is_contiguous():
             raise errors.error("invalid_argument", "the tensor is not contiguous", ".contiguous() first")
-        pointer = array.data_ptr()
-    else:
-        if not array.flags["C_CONTIGUOUS"]:
-            raise errors.error("invalid_argument", "the array is not C-contiguous", "numpy.ascontiguousarray(x) first")
-        if writable and not array.flags["WRITEABLE"]:
-            raise errors.error("invalid_argument", "the output array is read-only", "pass a writable copy")
-        pointer = array.ctypes.data
-    return _lib.Tensor(dtype=dtype, rows=rows, cols=cols, data=pointer)
+        return _lib.Tensor(dtype=dtype, rows=rows, cols=cols, data=array.data_ptr(),
+                           memory=_lib.MEMORY_CUDA if array.device.type == "cuda" else 0)
+    if not array.flags["C_CONTIGUOUS"]:
+        raise errors.error("invalid_argument", "the array is not C-contiguous", "numpy.ascontiguousarray(x) first")
+    if writable and not array.flags["WRITEABLE"]:
+        raise errors.error("invalid_argument", "the output array is read-only", "pass a writable copy")
+    return _lib.Tensor(dtype=dtype, rows=rows, cols=cols, data=array.ctypes.data)
+
+
+def stream_of(array):
+    """The CUDA stream whose work a call on `array` waits for: torch's current one. None: CUDA's default, or not on a GPU."""
+    if not is_torch(array) or array.device.type != "cuda":
+        return None
+    return sys.modules["torch"].cuda.current_stream(array.device).cuda_stream or None
 
 
 def _buffer_tensor(array, writable: bool) -> _lib.Tensor:
