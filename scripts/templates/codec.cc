@@ -2,12 +2,18 @@
 #include "codecs/@NAME@/@NAME@.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+
+#include "kernels/@NAME@/@NAME@_elements.h"
 
 namespace laconic::codecs {
 namespace {
 
-constexpr uint64_t kScaleBytes = 4;
+using kernels::k@TYPE@Lanes;
+using kernels::@NAME@_bytes;
+
+constexpr uint64_t kScaleBytes = kernels::k@TYPE@ScaleBytes;
 
 /// Position of a block's elements and bytes. Every block but the last is full.
 struct Block {
@@ -20,21 +26,19 @@ uint64_t blocks_of(const Unit& unit, uint32_t block) { return ceil_div(unit.coun
 
 Block block_at(const Unit& unit, uint32_t block, uint64_t i) {
   const uint64_t begin = i * block;
-  return {begin, std::min<uint64_t>(block, unit.count - begin), i * (kScaleBytes + ceil_div(block, 8))};
+  return {begin, std::min<uint64_t>(block, unit.count - begin),
+          i * kernels::@NAME@_block_bytes(block)};
 }
 
-uint64_t payload_bytes(const Unit& unit, uint32_t block) {
-  const uint64_t blocks = blocks_of(unit, block);
-  if (blocks == 0) return 0;
-  const Block last = block_at(unit, block, blocks - 1);
-  return last.at + kScaleBytes + ceil_div(last.count, 8);
-}
-
-/// Added in order and in double, so that the same bytes come out everywhere.
+/// Added in lanes that are the same everywhere, in double, and then folded: the same bytes come
+/// out on every machine, and a GPU's threads have a lane each.
 float mean_abs(const float* x, uint64_t n) {
-  double sum = 0;
-  for (uint64_t i = 0; i < n; ++i) sum += std::fabs(static_cast<double>(x[i]));
-  return static_cast<float>(sum / static_cast<double>(n));
+  std::array<double, k@TYPE@Lanes> lanes{};
+  for (uint64_t i = 0; i < n; ++i)
+    lanes[i % k@TYPE@Lanes] += std::fabs(static_cast<double>(x[i]));
+  for (uint32_t d = k@TYPE@Lanes / 2; d > 0; d /= 2)
+    for (uint32_t l = 0; l < d; ++l) lanes[l] += lanes[l + d];
+  return kernels::@NAME@_scale(lanes[0], n);
 }
 
 /// Bit i is set where x[i] is negative; -0 is not.
@@ -69,7 +73,7 @@ Contract @TYPE@::contract(const Params& params) {
 
 Plan @TYPE@::plan(const Params& params, const Unit& unit, uint32_t /*world*/) {
   Plan plan;
-  plan.round[0].bytes = payload_bytes(unit, params.block);
+  plan.round[0].bytes = @NAME@_bytes(unit.count, params.block);
   return plan;
 }
 
@@ -80,14 +84,14 @@ Encoded @TYPE@::encode(const Call<Params>& call, Source source, MutBytes out) {
     store(out.data() + block.at, mean_abs(x, block.count));
     pack_signs(x, block.count, out.data() + block.at + kScaleBytes);
   });
-  return {payload_bytes(call.unit, call.params->block), true};
+  return {@NAME@_bytes(call.unit.count, call.params->block), true};
 }
 
 Errc @TYPE@::check(const Params& params, const Unit& unit, uint32_t /*round*/, Bytes payload) {
-  if (payload.size() != payload_bytes(unit, params.block)) return Errc::payload_malformed;
+  if (payload.size() != @NAME@_bytes(unit.count, params.block)) return Errc::payload_malformed;
   for (uint64_t i = 0; i < blocks_of(unit, params.block); ++i) {
     const float scale = load<float>(payload.data() + block_at(unit, params.block, i).at);
-    if (!std::isfinite(scale) || scale < 0) return Errc::payload_malformed;
+    if (!kernels::@NAME@_scale_is_valid(scale)) return Errc::payload_malformed;
   }
   return Errc::ok;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <span>
 
+#include "device/codec.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -26,6 +27,7 @@ struct @TYPE@ {
   static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params& params, const Unit& unit, uint32_t round, Bytes payload);
   static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
+  static const device::Codec twin;  ///< on GPUs
 };
 
 }  // namespace laconic::codecs
