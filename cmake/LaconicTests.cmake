@@ -234,6 +234,12 @@ function(laconic_engine_tests)
   target_sources(test_engines PRIVATE ${dir}/fake_images.cc ${PROJECT_SOURCE_DIR}/tools/wire.cc)
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/tools/wire.cc PROPERTY SKIP_PRECOMPILE_HEADERS ON)  # optimised, for what it is of
   laconic_fake_nccl()
+  # Some of them on the machine's GPU, with the library's own kernels: scripts/gpu_check.
+  add_executable(test_on_card EXCLUDE_FROM_ALL ${dir}/device_tensor_test.cc)
+  target_compile_definitions(test_on_card PRIVATE LACONIC_ON_CARD)
+  target_link_libraries(test_on_card PRIVATE
+    laconic_flags laconic_test_support laconic_engine_table laconic_program_deps GTest::gmock GTest::gtest_main)
+  laconic_test_options(test_on_card)
   foreach(fault IN ITEMS "" 1 2 3 4)  # beside the program that opens them
     set(fake fake_plugin)
     if(fault)
