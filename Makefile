@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality comparison control aggregation-learning engines sharded hsdp outer nodes frameworks fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality comparison cifar10 control aggregation-learning engines sharded hsdp outer nodes frameworks fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -64,6 +64,11 @@ comparison:  ## every codec and exchange with five models on three networks into
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.learning.comparison $(PARTS)
+
+cifar10:  ## 3lc beside its paper's competitors on CIFAR-10, DATA=FILE, into docs/results/cifar10.md (two hours, in parts); PARTS= some
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python -m bench.learning.cifar10 --data "$(DATA)" $(PARTS)
 
 control:  ## laws in virtual time and in the network lab, into docs/results/control.md (some hours, in parts)
 	@scripts/bootstrap

@@ -136,11 +136,11 @@ def train(cells: list[Cell]) -> None:
     group.wait(group.start(comparison_rank.learn, WORLD, WORLD, cells, RESULTS, about.steps, about.every))
 
 
-def measure(cells: list[Cell], command: str, seconds: float = SECONDS, emulate: bool = False) -> None:
+def measure(cells: list[Cell], command: str, seconds: float = SECONDS, emulate: bool = False, **more) -> None:
     with tempfile.TemporaryDirectory(prefix="laconic-comparison-") as folder:
         plan = Path(folder) / "plan.json"
         plan.write_text(json.dumps({"model": cells[0].model, "ways": [cell.way for cell in cells], "paths": [str(cell.path) for cell in cells],
-                                    "seconds": seconds}), encoding="utf-8")
+                                    "seconds": seconds, **more}), encoding="utf-8")
         lab.run_lab(command, WORLD, [sys.executable, "-m", "bench.learning.comparison_rank", str(plan)], 120 + 60 * len(cells), emulate, lab.Progress())
 
 

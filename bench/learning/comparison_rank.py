@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Ranks of bench.learning.comparison: `learn`, of processes that are a group already, and, as a program of `laconic lab`, step times.
 
-As a program it takes a plan, {"model", "ways", "paths", "seconds"}. Rank 0 writes a file for each way as soon as it has its figures.
+As a program it takes a plan, {"model", "ways", "paths", "seconds"}, and for a model of a file "networks", "data". Rank 0 writes a file for each way as soon as it has its figures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def parts_of(way: str) -> tuple[str, str, str]:
     """(mode, spec, form) of [MODE:]SPEC[@FORM]."""
     spec, _, form = way.partition("@")
     mode, _, rest = spec.partition(":")
-    return (mode, rest, form) if mode in ("outer", "sharded") else ("attach", spec, form)
+    return (mode, rest, form) if mode in ("outer", "outer2", "sharded") else ("attach", spec, form)
 
 
 class Joined(torch.nn.Module):
@@ -65,6 +65,7 @@ class Compared(Trainer):
 
     def __init__(self, kind, way: str, *arguments, **options):
         self.mode, spec, self.form = parts_of(way)
+        self.every = 2 if self.mode == "outer2" else 1  # steps of a round
         super().__init__(kind, spec, *arguments, **options)
 
     def _built(self) -> torch.nn.Module:
@@ -81,8 +82,8 @@ class Compared(Trainer):
     def _exchange(self, spec: str, seed: int, world: int, emulated_rate: float) -> None:
         if self.mode == "attach":
             super()._exchange(spec, seed, world, emulated_rate)
-        elif self.mode == "outer":
-            self.handle = laconic.OuterStep(self.module, self.optimizer, spec=spec, seed=seed, quiet=True)
+        elif self.mode.startswith("outer"):
+            self.handle = laconic.OuterStep(self.module, self.optimizer, spec=spec, every=self.every, seed=seed, quiet=True)
         else:
             self.handle = laconic.ShardedOptimizer(self.module, type(self.optimizer), spec, spec, seed=seed, **self.optimizer.defaults)
             self.optimizer = self.handle
@@ -112,7 +113,7 @@ def trained(cell, data, rank: int, world: int, steps: int, every: int) -> dict:
         trainer.train_step()
         if rank == 0 and trainer.step % every == 0:
             curve.append([trainer.step, trainer.quality()])
-    about = models.MODELS[cell.model]
+    about = models.about(cell.model)
     found = {"final": final_of(curve), "steps": first_at(curve, about.quality, about.target), "bytes": trainer.bytes_a_step(world),
              "curve": curve} if rank == 0 else {}
     trainer.close()
@@ -143,12 +144,12 @@ def from_rank_0(value: float) -> float:
 def step_time(model: str, way: str, data, network: Network, rate: str, seconds: float) -> dict:
     """The median step at the beginning of a training, over about this number of seconds, and the bytes that this host sent in a step, by the kernel's count."""
     emulated_rate = network.announce(rate)
-    trainer = Compared(models.load(model), way, 0, data, models.MODELS[model].steps, dist.get_rank(), dist.get_world_size(), emulated_rate=emulated_rate)
+    trainer = Compared(models.load(model), way, 0, data, models.about(model).steps, dist.get_rank(), dist.get_world_size(), emulated_rate=emulated_rate)
     dist.barrier()
     network.shape(rate)
     dist.barrier()
-    last = [sum(trainer.train_step()) for _ in range(WARM_UP)][-1]
-    count = int(from_rank_0(min(max(math.ceil(seconds / last), LEAST), MOST)))
+    last = [sum(trainer.train_step()) for _ in range(WARM_UP)][-trainer.every :]
+    count = trainer.every * int(from_rank_0(min(max(math.ceil(seconds / sum(last)), LEAST), MOST)))
     before = network.sent_bytes()
     times = [sum(trainer.train_step()) for _ in range(count)]
     dist.barrier()
@@ -157,15 +158,16 @@ def step_time(model: str, way: str, data, network: Network, rate: str, seconds: 
     network.announce("off")
     dist.barrier()
     trainer.close()
-    return {"step": statistics.median(times), "steps": count, "bytes": None if before is None else (after - before) / count}
+    middle = statistics.median if trainer.every == 1 else statistics.fmean  # a median would not see the steps that have a round
+    return {"step": middle(times), "steps": count, "bytes": None if before is None else (after - before) / count}
 
 
 def measure(plan: dict) -> None:
     """Writes a file for each way."""
     model, network = plan["model"], Network(dist.get_rank())
-    data = models.load(model).data(None)
+    data = models.load(model).data(plan.get("data"))
     for i, (way, path) in enumerate(zip(plan["ways"], plan["paths"])):
-        found = {rate: step_time(model, way, data, network, rate, plan["seconds"]) for rate in NETWORKS}
+        found = {rate: step_time(model, way, data, network, rate, plan["seconds"]) for rate in plan.get("networks", NETWORKS)}
         if dist.get_rank() == 0:
             save(Path(path), {"networks": found, "environment": environment()})
             print(f"{i + 1}/{len(plan['ways'])} {model}, {way}: "

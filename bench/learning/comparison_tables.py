@@ -66,7 +66,7 @@ class Row:
 
 def code(way: str) -> str:
     mode, spec, form = parts_of(way)
-    about = {"outer": ", `OuterStep` every step", "sharded": ", `ShardedOptimizer`"}.get(mode, ", sparse gradients" if form == "sparse" else "")
+    about = {"outer": ", `OuterStep` every step", "outer2": ", `OuterStep` every second step", "sharded": ", `ShardedOptimizer`"}.get(mode, ", sparse gradients" if form == "sparse" else "")
     return (label_of(spec) if spec.startswith("pytorch:") else f"`{spec}`") + about
 
 

@@ -7,8 +7,8 @@ import math
 import statistics
 from dataclasses import dataclass, field
 
+from bench.lib import models
 from bench.lib.labels import label_of, is_uncompressed
-from bench.lib.models import MODELS
 from bench.lib.quality import Quality
 
 REFERENCE = "pytorch:ddp"
@@ -81,7 +81,7 @@ class Results:
 
     def __init__(self, raw: dict, plan: dict, network: str):
         self.raw, self.plan, self.network = raw, plan, network
-        self.model = MODELS[plan["model"]]
+        self.model = models.about(plan["model"])
         self.quality = self.model.quality
         self.emulated = raw["emulated"]
         self.ranks = raw["ranks"]

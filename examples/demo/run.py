@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.lib import columns, overview
+from bench.lib import columns, models, overview
 from bench.lib.host import machine
 from bench.lib.lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab
 from bench.lib.models import MODELS
@@ -58,9 +58,10 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--emulate", action="store_true", help="no network of the kernel: senders wait")
     parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write table and picture there")
     given = parser.parse_args(arguments)
+    about = models.about(models.chosen(given.model, given.data))
     for name in ("steps", "every", "target"):
         if getattr(given, name) is None:
-            setattr(given, name, getattr(MODELS[given.model], name))
+            setattr(given, name, getattr(about, name))
     return given
 
 
@@ -84,10 +85,9 @@ def plan_of(given: argparse.Namespace) -> dict:
     data = os.path.abspath(given.data) if given.data else None
     if data and not os.access(data, os.R_OK):
         raise ValueError(f"{given.data} cannot be read")
-    names = ("model", "steps", "every", "target", "repeats", "slow_steps", "fast_steps", "pairs", "pair_steps", "bound",
-             "times_only")
-    return {**{name: getattr(given, name) for name in names}, "networks": networks, "data": data, "specs": specs,
-            "workers": given.workers, "seeds": list(range(given.seeds)), "timeout": 60}
+    names = ("steps", "every", "target", "repeats", "slow_steps", "fast_steps", "pairs", "pair_steps", "bound", "times_only")
+    return {**{name: getattr(given, name) for name in names}, "model": models.chosen(given.model, data), "data": data,
+            "networks": networks, "specs": specs, "workers": given.workers, "seeds": list(range(given.seeds)), "timeout": 60}
 
 
 def command_line(given: argparse.Namespace) -> str:
@@ -104,7 +104,7 @@ def train(given: argparse.Namespace, plan: dict, progress: Progress) -> dict:
     emulate = given.emulate or not lab_works(command)
     if emulate and not given.emulate:
         progress.say("a lab cannot run here (`laconic lab --check` says why): going on with emulated links")
-    limit = 300 + 300 * given.seeds + 300 * len(plan["networks"])
+    limit = 300 + models.about(plan["model"]).limit * given.seeds + 300 * len(plan["networks"])
     with tempfile.TemporaryDirectory(prefix="laconic-demo-") as folder:
         asked, answered = Path(folder) / "plan.json", Path(folder) / "result.json"
         asked.write_text(json.dumps(plan))

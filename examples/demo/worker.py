@@ -17,7 +17,7 @@ import torch.distributed as dist
 import laconic
 from bench.lib import servers, zeros
 from bench.lib.labels import BASELINES
-from bench.lib.models import MODELS, load
+from bench.lib.models import about, load
 from bench.lib.network import Network
 from bench.lib.trainer import Trainer
 
@@ -41,7 +41,7 @@ class Worker:
         self.plan = plan
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.network = Network(self.rank)
-        self.kind, self.quality = load(plan["model"]), MODELS[plan["model"]].quality
+        self.kind, self.quality = load(plan["model"]), about(plan["model"]).quality
         self.data = self.kind.data(plan["data"])
         self.specs = plan["specs"]
         self.steps = plan["steps"]

@@ -333,8 +333,30 @@ def test_cifar10_loads_from_arrays(tmp_path):
     assert images.train.shape == (4, 3, 32, 32) and images.train.dtype == torch.float32
     assert images.train[1, 2, 0, 5] == pytest.approx((32 * 32 * 3 + 5 * 3 + 2) % 256 / 255)
     assert images.test_labels.tolist() == [0, 9, 3, 1]
-    kind = models.load("cnn")
-    assert kind.build(images)(images.train).shape == (4, 10)
+    kind = models.load("cifar10")
+    net = kind.build(images)
+    assert net(images.train).shape == (4, 10) and 1.1e6 < sum(p.numel() for p in net.parameters()) < 1.3e6
+    assert str(kind.LEARNING_RATE) in kind.TRAINING and str(kind.BATCH) in kind.TRAINING
+
+
+def test_file_makes_cnn_another_model(tmp_path, monkeypatch):
+    path = _archive(tmp_path / "a.npz")
+    given = run.options(["--model", "cnn", "--data", path])
+    plan = run.plan_of(given)
+    assert [plan[key] for key in ("model", "steps", "every", "target")] == ["cifar10", 1000, 100, 0.55]
+    assert run.command_line(given) == f'make demo MODEL="cnn" DATA="{path}"'
+    without = run.plan_of(run.options(["--model", "cnn"]))
+    assert (without["model"], without["steps"]) == ("cnn", 200)
+    limits = []
+    monkeypatch.setattr(run, "laconic_command", lambda: "laconic")
+    monkeypatch.setattr(run, "run_lab", lambda command, hosts, worker, limit, emulate, progress: limits.append(limit) or Path(worker[-1]).write_text("{}"))
+    for some in (plan, without):
+        run.train(run.options(["--emulate"]), some, None)
+    assert limits[0] > 3600 > limits[1]
+    with pytest.raises(ValueError, match="DATA=FILE"):
+        models.load("cifar10").data(None)
+    with pytest.raises(ValueError, match="cnn is for the digits"):
+        models.load("cnn").data(path)
 
 
 def test_cifar10_loads_from_jpeg_files(tmp_path):

@@ -18,6 +18,7 @@ class Model:
     steps: int  # of the runs that give the final quality
     every: int  # steps between evaluations
     choice: str = ""  # how steps and target were chosen
+    limit: int = 300  # seconds that a seed's runs of the demo may take
 
 
 CHOICE = ("Steps and target were chosen with seed 0: enough steps for uncompressed training to have clearly converged, and a "
@@ -31,6 +32,20 @@ MODELS = {
     "gpt": Model("a character transformer on the sources of Python's standard library", BITS, 3.4, 250, 10, CHOICE),
     "recommendation": Model("embeddings of users and items under a perceptron, on likes that are drawn from a fixed law", ACCURACY, 0.78, 250, 10, CHOICE),
 }
+
+#: Models that learn from a file alone, and so are no MODEL= of their own.
+OF_FILES = {
+    "cifar10": Model("a residual convolutional net with batch norm on CIFAR-10", ACCURACY, 0.55, 1000, 100, limit=5400),
+}
+
+
+def about(name: str) -> Model:
+    return (MODELS | OF_FILES)[name]
+
+
+def chosen(name: str, path) -> str:
+    """What MODEL= and DATA= train together."""
+    return "cifar10" if name == "cnn" and path else name
 
 
 def load(name: str):
