@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality comparison cifar10 control aggregation-learning engines sharded hsdp outer nodes frameworks fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality comparison cifar10 control aggregation-learning thc engines sharded hsdp outer nodes frameworks fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -22,11 +22,12 @@ demo:  ## train with and without compression over a slow link; MODEL= DATA= RATE
 	  $(if $(RATE),--rate "$(RATE)") $(if $(NETWORKS),--networks "$(NETWORKS)") $(if $(WORKERS),--workers "$(WORKERS)") \
 	  $(if $(SPECS),--specs "$(SPECS)") $(if $(SEEDS),--seeds "$(SEEDS)")
 
-demo-aggregation:  ## the same over aggregation servers, at 100 Mbit/s, loss 0 and 1 %, as root also --io xdp (five minutes); PUBLISH= a folder for the page
+demo-aggregation:  ## the same over aggregation servers, at 100 Mbit/s, loss 0 and 1 %, as root also --io xdp (five minutes); MODEL= NETWORKS= WORKERS= SPECS= SEEDS=, PUBLISH= a folder for the page
 	@scripts/bootstrap --required
 	@scripts/bootstrap --python & python=$$!; \
 	  scripts/build release laconic_c laconic_cli; built=$$?; wait $$python && exit $$built
-	@.venv/bin/python -m examples.demo.aggregation $(if $(PUBLISH),--publish "$(PUBLISH)")
+	@.venv/bin/python -m examples.demo.aggregation $(if $(MODEL),--model "$(MODEL)") $(if $(NETWORKS),--networks "$(NETWORKS)") \
+	  $(if $(WORKERS),--workers "$(WORKERS)") $(if $(SPECS),--specs "$(SPECS)") $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(PUBLISH),--publish "$(PUBLISH)")
 
 build:  ## the library, the command, tests, benchmarks; PRESET= chooses another preset
 	@scripts/bootstrap
@@ -79,6 +80,11 @@ aggregation-learning:  ## thc under loss, late workers, other widths, into docs/
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.aggregation.aggregation_learning
+
+thc:  ## time to the target of thc, over servers and without, with gpt and lstm into docs/results/thc.md (two hours, in parts); PARTS= some
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python -m bench.aggregation.thc $(PARTS)
 
 engines:  ## averaging over every engine against its own all-reduce into docs/results/engines.md (half an hour, in parts)
 	@scripts/bootstrap

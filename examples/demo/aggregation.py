@@ -2,6 +2,7 @@
 """Trains one model over aggregation servers and without them, on a network that loses nothing and on one that does.
 
     make demo-aggregation                       four workers, 100 Mbit/s, loss 0 and 1 %
+    make demo-aggregation MODEL=gpt NETWORKS="200mbit 1gbit" WORKERS=8 SPECS="thc:bits=3@switch int8"
 
 THC with a server in the switch, with a server on each worker's host, and by the group's own all-reduce, next to other exchanges;
 as root also with a program in the switch's kernel.
@@ -28,7 +29,7 @@ from examples.demo import pages, run
 SPECS = "thc@switch thc@hosts thc powersgd:rank=4 topk:ratio=0.1 dgc terngrad"
 NETWORKS = "100mbit 100mbit,1%"
 IN_THE_KERNEL = "thc@xdp"
-LIMIT = 900  # seconds; an idle machine needs less than a third
+LIMIT = 900  # seconds, with one seed; an idle machine needs less than a third
 
 
 def options(arguments=None) -> argparse.Namespace:
@@ -38,9 +39,12 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--specs", help=f"separated by spaces; @switch, @hosts, @xdp: where servers are (default {SPECS}, and as root "
                         f"{IN_THE_KERNEL})")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=1, help="final qualities become means over so many runs")
     parser.add_argument("--steps", type=int, help="of the runs that give the final quality (default: the model's)")
     parser.add_argument("--repeats", type=int, default=2, help="of the blocks on each network")
+    parser.add_argument("--slow-steps", type=int, default=3, help="per repeat, of exchanges above 100 ms a step")
     parser.add_argument("--fast-steps", type=int, default=30, help="per repeat, of exchanges below 100 ms a step")
+    parser.add_argument("--times-only", action="store_true", help="step times and bytes alone: nothing is learned")
     parser.add_argument("--out", type=Path, default=ROOT / "demo")
     parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write aggregation.json, .md and .svg there")
     return parser.parse_args(arguments)
@@ -58,9 +62,12 @@ def specs_of(given: argparse.Namespace, command: str, progress: Progress) -> str
 
 
 def plan_of(given: argparse.Namespace, specs: str) -> dict:
-    words = ["--model", given.model, "--specs", specs, "--workers", str(given.workers), "--repeats", str(given.repeats),
-             "--fast-steps", str(given.fast_steps), "--pairs", "0", "--no-bound"]
-    plan = run.plan_of(run.options(words + (["--steps", str(given.steps)] if given.steps else [])))
+    numbers = ("workers", "seeds", "repeats", "slow_steps", "fast_steps")
+    words = [word for name in numbers for word in (f"--{name.replace('_', '-')}", str(getattr(given, name)))]
+    words += ["--model", given.model, "--specs", specs, "--pairs", "0", "--no-bound"]
+    words += ["--steps", str(given.steps)] * bool(given.steps) + ["--times-only"] * given.times_only
+    words += ["--publish", str(given.publish)] if given.publish else []
+    plan = run.plan_of(run.options(words))
     networks = list(dict.fromkeys(given.networks.split()))
     for network in networks:
         run.bits_per_second(network.partition(",")[0])
@@ -76,7 +83,7 @@ def train(given: argparse.Namespace, plan: dict, command: str, progress: Progres
         os.environ["LACONIC_TOKEN_FILE"] = str(token)
         asked.write_text(json.dumps({**plan, "servers": command}))
         worker = [sys.executable, "-m", "examples.demo.worker", str(asked), str(answered)]
-        lab = run_lab(command, given.workers, worker, LIMIT, False, progress, servers.in_the_switch(command))
+        lab = run_lab(command, given.workers, worker, LIMIT * given.seeds, False, progress, servers.in_the_switch(command))
         return {**json.loads(answered.read_text()), "lab": lab}
 
 
@@ -84,7 +91,7 @@ def demo(given: argparse.Namespace) -> None:
     begin = time.monotonic()
     progress, here, command = Progress(), machine(), laconic_command()
     plan = plan_of(given, specs_of(given, command, progress))
-    raw = {**train(given, plan, command, progress), "machine": here, "command": "make demo-aggregation"}
+    raw = {**train(given, plan, command, progress), "machine": here, "command": run.command_line(given, "make demo-aggregation", options([]))}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "aggregation.json").write_text(json.dumps({"plan": plan, **raw}))
     views = by_network(raw, plan)

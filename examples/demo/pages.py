@@ -325,11 +325,10 @@ def by_seed(results: Results) -> list[list[str]]:
 
 
 def publish(views: list[Results], folder: Path, name: str = "demo") -> None:
-    """NAME.json, its tables in NAME.md, NAME.svg; NAME-MODEL of other models than mlp, NAME-networks of several networks, NAME-seeds, without times,
+    """NAME.json, its tables in NAME.md, NAME.svg; NAME-MODEL of other models than mlp, demo-networks of several networks, NAME-seeds, without times,
     of several seeds."""
     results, several = views[0], len(views) > 1
-    if name == "demo":
-        name += (f"-{results.plan['model']}" if results.plan["model"] != "mlp" else "") + ("-networks" if several else "")
+    name += (f"-{results.plan['model']}" if results.plan["model"] != "mlp" else "") + ("-networks" if several and name == "demo" else "")
     about = {"environment": tables.of_pairs(environment(results)), "seconds it took": tables.of_pairs((what, f"{s:.0f}") for what, s in results.phases.items())}
     if len(results.plan["seeds"]) > 1:
         tables.publish(folder, f"{name}-seeds", results.raw["command"], {"final qualities": marked(by_seed(results)), **about})

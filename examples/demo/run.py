@@ -90,11 +90,11 @@ def plan_of(given: argparse.Namespace) -> dict:
             "networks": networks, "specs": specs, "workers": given.workers, "seeds": list(range(given.seeds)), "timeout": 60}
 
 
-def command_line(given: argparse.Namespace) -> str:
+def command_line(given: argparse.Namespace, target: str = "make demo", defaults: argparse.Namespace | None = None) -> str:
     """The make command that repeats this run."""
-    words = ["make demo"]
+    words, defaults = [target], defaults or options([])
     for name in ("model", "data", "rate", "networks", "workers", "specs", "seeds"):
-        if getattr(given, name) != options([]).__dict__[name]:
+        if getattr(given, name, None) != getattr(defaults, name, None):
             words.append(f'{name.upper()}="{getattr(given, name)}"')
     return " ".join(words)
 

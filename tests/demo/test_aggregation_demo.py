@@ -42,6 +42,16 @@ def test_kernel_row_appears_if_kernel_supports_it(monkeypatch):
         demo.specs_of(demo.options(["--specs", "thc@xdp"]), "laconic", progress)
 
 
+def test_model_network_and_seeds_are_chosen():
+    given = demo.options(["--model", "gpt", "--networks", "200mbit 1gbit", "--workers", "8", "--seeds", "3", "--specs", "thc@switch int8"])
+    plan = demo.plan_of(given, given.specs)
+    assert [plan[key] for key in ("model", "networks", "workers", "seeds", "times_only")] == ["gpt", ["200mbit", "1gbit"], 8, [0, 1, 2], False]
+    assert demo.run.command_line(given, "make demo-aggregation", demo.options([])) == (
+        'make demo-aggregation MODEL="gpt" NETWORKS="200mbit 1gbit" WORKERS="8" SPECS="thc@switch int8" SEEDS="3"')
+    with pytest.raises(ValueError, match="no quality to --publish"):
+        demo.plan_of(demo.options(["--times-only", "--publish", "docs"]), "int8")
+
+
 def test_everything_is_measured_and_written(tmp_path):
     if not json.loads(subprocess.run([laconic_command(), "lab", "--check", "--json"], capture_output=True).stdout)["usable"]:
         pytest.skip("this machine permits no network namespaces: laconic lab --check says why")

@@ -127,8 +127,9 @@ def test_several_networks_make_several_pages(tmp_path):
     assert 'class="heat h0"' in (tmp_path / "demo-networks.svg").read_text()
     for results_of_one in made_up(["20mbit"], model="gpt"), made_up(model="gpt"):
         pages.publish(results_of_one, tmp_path)
-    assert {path.name for path in tmp_path.glob("demo-gpt*")} == {
-        "demo-gpt.json", "demo-gpt.md", "demo-gpt.svg", "demo-gpt-networks.json", "demo-gpt-networks.md", "demo-gpt-networks.svg"}
+    pages.publish(made_up(model="gpt"), tmp_path, "aggregation")
+    assert {path.name for path in tmp_path.glob("*-gpt*")} == {
+        f"{name}.{end}" for name in ("demo-gpt", "demo-gpt-networks", "aggregation-gpt") for end in ("json", "md", "svg")}
 
 
 def test_one_network_needs_no_overview():
