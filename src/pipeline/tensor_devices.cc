@@ -26,7 +26,8 @@ Result<uint32_t> TensorDevices::gpu_of(const void* at) {
     cuda_ = *opened;
   }
   if (const auto gpu = device::find_gpu_of(*cuda_, at)) return *gpu;
-  return Error{Errc::invalid_argument, "the tensor is in no GPU's memory, its field memory says so",
+  return Error{Errc::invalid_argument,
+               "the tensor is in no GPU's memory, its field memory says CUDA",
                "LACONIC_MEMORY_HOST, or an address from CUDA"};
 }
 
