@@ -7,17 +7,16 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/arena.h"
 #include "collective/exchange/held.h"
 #include "collective/exchange/rank_state.h"
 #include "collective/plan/layout.h"
+#include "pipeline/batch_codec.h"
 
 namespace laconic::collective {
 
-/// A unit of this bucket. `offset`: its first element in the bucket's gradient buffer.
+/// A unit of this bucket.
 struct BucketUnit {
   const RankPiece* piece = nullptr;
-  uint64_t offset = 0;
   uint32_t parameter = 0;
 };
 
@@ -98,6 +97,7 @@ inline bool grants_bound(const RankState& state, const RankPiece& piece) noexcep
 /// The plan of one leg.
 struct BucketPlan {
   std::vector<BucketUnit> units;
+  std::vector<uint64_t> at;  ///< by unit: its first element in the bucket's gradient buffer
   std::vector<BucketRaw> raw;
   uint64_t lanes = 0;  ///< floats of all uncompressed parameters
   /// No payload outgrows what is granted: its size never varies, or need not be granted.
@@ -119,7 +119,8 @@ struct BucketPlan {
       }
       for (const RankPiece& piece : p.pieces) {
         const uint64_t inside = piece.send.unit.offset - p.first;
-        units.push_back({&piece, layout.offsets[i] + inside, layout.parameters[i]});
+        units.push_back({&piece, layout.parameters[i]});
+        at.push_back(layout.offsets[i] + inside);
         exact = exact && grants_bound(state, piece);
       }
     }
@@ -129,6 +130,7 @@ struct BucketPlan {
         }))
       return;
     all_units_ = units;
+    all_at_ = at;
     all_raw_ = raw;
     all_lanes_ = lanes;
   }
@@ -138,10 +140,13 @@ struct BucketPlan {
   void refill() noexcept {
     if (all_units_.empty() && all_raw_.empty()) return;
     units.clear();
+    at.clear();
     exact = true;
-    for (const BucketUnit& u : all_units_) {
+    for (size_t i = 0; i < all_units_.size(); ++i) {
+      const BucketUnit& u = all_units_[i];
       if (state_->way(u.parameter).dense) continue;
       units.push_back(u);
+      at.push_back(all_at_[i]);
       exact = exact && grants_bound(*state_, *u.piece);
     }
     const bool rides = leg_ == raw_leg_ && dense_part(*state_, *layout_).some &&
@@ -156,8 +161,16 @@ struct BucketPlan {
   }
 
   [[nodiscard]] uint64_t held_bytes() const noexcept {
-    return held(units, raw, all_units_, all_raw_);
+    return held(units, at, raw, all_units_, all_at_, all_raw_);
   }
+
+  /// Units as this rank sends them.
+  void fill(pipeline::BatchCodec& batch) const {
+    batch.restart();
+    for (const BucketUnit& u : units)
+      batch.add({u.piece->codec, &u.piece->send, state_->name_of(u.parameter)});
+  }
+  [[nodiscard]] pipeline::UnitFloats in(float* gradient) const { return {gradient, at}; }
 
   /// body(at, lane, count) for every stretch of the lanes [begin, end): `at` is its place in the
   /// gradient buffer.
@@ -180,44 +193,9 @@ struct BucketPlan {
   StrategyKind raw_leg_ = StrategyKind::automatic;
   // If a control policy may choose float32: the units of the leg while it does not.
   std::vector<BucketUnit> all_units_;
+  std::vector<uint64_t> all_at_;
   std::vector<BucketRaw> all_raw_;
   uint64_t all_lanes_ = 0;
-};
-
-/// Lends `kept` and `scratch` to the units of one exchange: kept slices side by side, one scratch
-/// for all calls.
-class WorkMemory {
- public:
-  /// No unit is planned yet.
-  void restart() noexcept {
-    offsets_.clear();
-    sizes_.clear();
-    kept_bytes_ = scratch_bytes_ = 64;
-  }
-  void plan(const Plan& plan) {
-    offsets_.push_back(kept_bytes_);
-    sizes_.push_back(plan.kept_bytes);
-    kept_bytes_ += round_up(plan.kept_bytes, 64);
-    scratch_bytes_ = std::max(scratch_bytes_, plan.scratch_bytes);
-  }
-  [[nodiscard]] bool reserve() {
-    return kept_.reserve(kept_bytes_) && scratch_.reserve(scratch_bytes_);
-  }
-  [[nodiscard]] Work work(uint64_t index, const pipeline::UnitCodec& codec) {
-    return {kept_.bytes().subspan(offsets_[index], sizes_[index]), scratch_.bytes(), codec.isa(),
-            codec.pool()};
-  }
-  [[nodiscard]] uint64_t held_bytes() const noexcept {
-    return held(offsets_, sizes_, kept_, scratch_);
-  }
-
- private:
-  std::vector<uint64_t> offsets_;
-  std::vector<uint64_t> sizes_;
-  uint64_t kept_bytes_ = 64;
-  uint64_t scratch_bytes_ = 64;
-  Arena kept_;
-  Arena scratch_;
 };
 
 }  // namespace laconic::collective

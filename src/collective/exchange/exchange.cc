@@ -304,7 +304,7 @@ Result<uint32_t> Exchange::step(std::span<Step> batch) {
     stage_ = Stage::parked;
     return uint32_t{0};
   }
-  strategy.finish();
+  if (auto finished = strategy.finish(); !finished) return std::move(finished).error();
   if (planned) narrow(*state_, input(), layout_.elements);
   // Under a quorum the others may have completed it without this rank, and without knowing of its
   // failure.
@@ -314,7 +314,7 @@ Result<uint32_t> Exchange::step(std::span<Step> batch) {
 /// Uncompressed pushes count as delivered only now: a skipped step leaves residuals unchanged.
 void Exchange::resume(bool skips, const BundleFailure* failure) {
   if (given_.drained)
-    skips ? uncompressed_.undo(pipeline::Undo::gradient_travels) : uncompressed_.finish();
+    skips ? uncompressed_.undo(pipeline::Undo::gradient_travels) : uncompressed_.settle();
   given_.drained = false;
   turn()->resume(skips, failure);
   stage_ = Stage::legs;

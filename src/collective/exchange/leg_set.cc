@@ -68,10 +68,13 @@ void LegSet::fail(const Error& failure) {
   }
 }
 
-void LegSet::finish() {
+Result<void> LegSet::finish() {
+  Result<void> first;
   for (Leg& leg : legs_) {
-    if (!leg.strategy->idle()) leg.strategy->finish();
+    if (leg.strategy->idle()) continue;
+    if (auto done = leg.strategy->finish(); !done && first) first = std::move(done);
   }
+  return first;
 }
 
 void LegSet::undo(pipeline::Undo why) {

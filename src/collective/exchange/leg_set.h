@@ -19,7 +19,7 @@ class LegSet final : public Strategy {
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
   void fail(const Error& failure) override;
-  void finish() override;
+  Result<void> finish() override;
   void undo(pipeline::Undo why) override;
   [[nodiscard]] bool replan() override;
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_; }

@@ -63,8 +63,9 @@ std::vector<pipeline::UnitCodec> codecs_of(const Model& model, Isa isa, ThreadPo
 
 Result<std::unique_ptr<RankState>> RankState::create(const Model& model,
                                                      std::span<const pipeline::UnitCodec> codecs,
-                                                     feedback::Store& store) {
-  std::unique_ptr<RankState> state(new RankState(model, codecs));
+                                                     feedback::Store& store,
+                                                     const pipeline::Batches& batches) {
+  std::unique_ptr<RankState> state(new RankState(model, codecs, batches));
   if (auto r = state->bind(store); !r) return std::move(r).error();
   return state;
 }
@@ -105,7 +106,8 @@ Result<void> RankState::bind_piece(feedback::Store& store, const Parameter& para
 
 Result<void> RankState::bind_mean(feedback::Store& store, const Parameter& parameter,
                                   const RankParameter& mine, RankPiece& piece) {
-  piece.down = &codec_of_mean(mine.of);
+  const bool own = codecs_.size() > model_->classes();
+  piece.down = &codecs_[own ? model_->classes() + mine.of : mine.of];
   pipeline::UnitSlot& mean = piece.mean;
   mean.unit = piece.send.unit;
   mean.plan = piece.down->plan(mean.unit, world());

@@ -11,7 +11,7 @@
 #include "collective/plan/layout.h"
 #include "collective/plan/model.h"
 #include "feedback/store.h"
-#include "pipeline/unit_codec.h"
+#include "pipeline/batch_codec.h"
 #include "wire/bundle.h"
 
 namespace laconic::collective {
@@ -77,10 +77,10 @@ class RankState {
   /// owns has a residual at most, and so has what travels as fixed point: averages and momentum are
   /// for codecs.
   /// `codecs`: by class, and then, unless those of hop 0 do for all, those of hop 1 by class
-  /// (codecs_of).
-  static Result<std::unique_ptr<RankState>> create(const Model& model,
-                                                   std::span<const pipeline::UnitCodec> codecs,
-                                                   feedback::Store& store);
+  /// (codecs_of). `batches` outlive the state.
+  static Result<std::unique_ptr<RankState>> create(
+      const Model& model, std::span<const pipeline::UnitCodec> codecs, feedback::Store& store,
+      const pipeline::Batches& batches = pipeline::host_batches());
 
   /// Hash of the current settings, the same on all ranks; every bundle carries it. 0: as at attach.
   void set_settings(uint64_t hash) noexcept { settings_ = hash; }
@@ -99,6 +99,8 @@ class RankState {
     parameters_[index].replica = replica;
   }
   [[nodiscard]] const Model& model() const noexcept { return *model_; }
+  /// The strategies' means to encode and decode.
+  [[nodiscard]] const pipeline::Batches& batches() const noexcept { return *batches_; }
   /// The means that all codecs share.
   [[nodiscard]] const kernels::BasicKernels& kernels() const noexcept {
     return codecs_[0].kernels();
@@ -133,13 +135,10 @@ class RankState {
   }
 
  private:
-  RankState(const Model& model, std::span<const pipeline::UnitCodec> codecs)
-      : model_(&model), codecs_(codecs), ways_(model.classes()) {}
+  RankState(const Model& model, std::span<const pipeline::UnitCodec> codecs,
+            const pipeline::Batches& batches)
+      : model_(&model), codecs_(codecs), batches_(&batches), ways_(model.classes()) {}
   Result<void> bind(feedback::Store& store);
-  [[nodiscard]] const pipeline::UnitCodec& codec_of_mean(uint32_t of) const noexcept {
-    const bool own = codecs_.size() > model_->classes();
-    return codecs_[own ? model_->classes() + of : of];
-  }
   Result<void> bind_state(feedback::Store& store, const std::string& name, uint32_t of,
                           const pipeline::UnitCodec& codec, pipeline::UnitSlot& slot, uint32_t hop);
   Result<void> bind_piece(feedback::Store& store, const Parameter& parameter, const Piece& piece,
@@ -149,6 +148,7 @@ class RankState {
 
   const Model* model_;
   std::span<const pipeline::UnitCodec> codecs_;
+  const pipeline::Batches* batches_;
   std::vector<RankParameter> parameters_;
   std::vector<Way> ways_;  // by class
   uint64_t settings_ = 0;

@@ -72,8 +72,9 @@ class Strategy {
   /// Reports a failure of this rank elsewhere in the exchange; called before a next(). It is sent
   /// with the next batch, if there is one. `failure` must live as long as the exchange.
   virtual void fail(const Error& failure) = 0;
-  /// After `delivered`: the mean goes into the gradient buffer, state moves on.
-  virtual void finish() = 0;
+  /// After `delivered`: the mean goes into the gradient buffer, state moves on. After an error,
+  /// which concerns this rank alone, what is in the buffer is undefined.
+  virtual Result<void> finish() = 0;
   /// Nothing counts as delivered: residuals take back what was sent (gradient_lost: and the
   /// gradient), or memory returns to what it was. Idempotent; nothing after finish() or an error.
   virtual void undo(pipeline::Undo why) = 0;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "collective/exchange/strategy.h"
+#include "pipeline/batch_codec.h"
 #include "wire/bundle.h"
 
 namespace laconic::collective {
@@ -30,15 +31,21 @@ inline void put_unit(const pipeline::UnitEncoded& encoded, BundleWriter& writer,
   }
 }
 
-/// Encodes into the bundle's next slot. Gives the payload as it lies there; empty: nothing to undo.
-inline Bytes encode_unit(const pipeline::UnitCodec& codec, const pipeline::UnitSlot& slot,
-                         const Place& place, const float* gradient, Work& work,
-                         BundleWriter& writer, Counters& counters) {
-  const MutBytes room = writer.room();
-  const pipeline::UnitEncoded encoded = codec.encode(slot, place, gradient, work, room);
-  put_unit(encoded, writer, counters);
-  return encoded.outcome == pipeline::Outcome::payload ? room.first(encoded.bytes) : Bytes{};
-}
+/// Payloads go where they travel, into the slots of a bundle.
+class BundleSink final : public pipeline::PayloadSink {
+ public:
+  BundleSink(BundleWriter& writer, Counters& counters) : writer_(&writer), counters_(&counters) {}
+  MutBytes room(uint32_t) override { return room_ = writer_->room(); }
+  Bytes put(uint32_t, const pipeline::UnitEncoded& encoded) override {
+    put_unit(encoded, *writer_, *counters_);
+    return room_.first(encoded.bytes);
+  }
+
+ private:
+  BundleWriter* writer_;
+  Counters* counters_;
+  MutBytes room_;
+};
 
 /// The gradient of a parameter (at `gradient`) travels no way: into its residual with it.
 inline void keep_gradient(const RankState& state, uint32_t parameter, const float* gradient) {

@@ -38,12 +38,12 @@ class CodeLanes final : public UnitPart {
 
   [[nodiscard]] uint32_t rounds() const noexcept override { return values_ ? 2 : units_.rounds(); }
   bool begin(const Input& input) override;
-  void encode(const SumRound& round) override;
+  Result<void> encode(const SumRound& round) override;
   void poison(const SumRound& round) override;
   uint32_t emit(const SumRound& round, std::span<Step> batch) override;
   bool hear(const SumRound& round) override;
   void accept(const SumRound& round) override;
-  void finish() override;
+  Result<void> finish() override;
   void undo(pipeline::Undo why) override;
   void learn() override {
     if (values_) values_->learn();
@@ -59,7 +59,7 @@ class CodeLanes final : public UnitPart {
     return {reinterpret_cast<uint8_t*>(floats.data()), floats.size_bytes()};
   }
   [[nodiscard]] std::span<float> ranges() { return agreement_.values(0, values_->size()); }
-  void encode_unit(uint32_t unit, uint32_t round);
+  class Codes;
 
   std::unique_ptr<CodeCarrier> carrier_;
   std::optional<Values> values_;  // parameters without a codec, where the carrier takes them
@@ -94,37 +94,64 @@ bool CodeLanes::begin(const Input& input) {
   return (!values_ || values_->start()) && known;
 }
 
-void CodeLanes::encode(const SumRound& round) {
+/// Payloads of a round go into `agreed` or, the last ones, to the carrier, which has the sums.
+class CodeLanes::Codes final : public pipeline::PayloadSink, public pipeline::SumSource {
+ public:
+  Codes(CodeLanes& part, uint32_t round) : part_(&part), round_(round) {}
+  MutBytes room(uint32_t i) override {
+    return is_last(i) ? part_->units_.copy(i) : part_->agreed(i);
+  }
+  Bytes put(uint32_t i, const pipeline::UnitEncoded& encoded) override;
+  Term sum(uint32_t i) override {
+    Work work = part_->units_.work(i);
+    return part_->carrier_->sum(i, work);
+  }
+  [[nodiscard]] std::span<const uint8_t> left_out(uint32_t i) const override {
+    return part_->carrier_->left_out(i);
+  }
+
+ private:
+  [[nodiscard]] bool is_last(uint32_t i) const {
+    return part_->units_.round_of(i, round_) == part_->units_.last(i);
+  }
+
+  CodeLanes* part_;
+  uint32_t round_;
+};
+
+Bytes CodeLanes::Codes::put(uint32_t i, const pipeline::UnitEncoded& encoded) {
+  SumUnits& units = part_->units_;
+  CodeCarrier& carrier = *part_->carrier_;
+  units.count(i, units.round_of(i, round_), encoded);
+  const MutBytes out = room(i);
+  if (!is_last(i)) {
+    if (encoded.outcome == Outcome::payload) return {};
+    std::ranges::fill(out, encoded.outcome == Outcome::zero ? uint8_t{0} : uint8_t{0xFF});
+    return {};
+  }
+  if (encoded.outcome == Outcome::payload) {
+    Work work = units.work(i);
+    const Bytes codes = units.keep(i, out);
+    carrier.put(i, units.codec(i).spec(), codes, work);
+    return codes;
+  }
+  carrier.put_nothing(i);
+  if (encoded.outcome == Outcome::non_finite) carrier.report_trouble();
+  return {};
+}
+
+Result<void> CodeLanes::encode(const SumRound& round) {
   if (round.number == 0) {
     if (values_ && !values_->encode(units_.input().gradient, ranges())) carrier_->report_trouble();
     const auto [flush, reports] = carrier_->rides_out();
     riders_.put_flush(DType::i32, 1.0F, flush.data());
     riders_.put_reports(DType::i32, reports.data());
+    for (uint32_t i = 0; i < units_.size(); ++i) {
+      if (units_.first(i) != 0) std::ranges::fill(agreed(i), uint8_t{0});
+    }
   }
-  for (uint32_t i = 0; i < units_.size(); ++i) encode_unit(i, round.number);
-}
-
-/// A unit that begins later encodes at once.
-void CodeLanes::encode_unit(uint32_t i, uint32_t round) {
-  const uint32_t first = units_.first(i), last = units_.last(i);
-  if (round == 0 && first != 0) std::ranges::fill(agreed(i), uint8_t{0});
-  if (round == 0)
-    round = first;
-  else if (round <= first || round > last)
-    return;
-  const bool codes = round == last;
-  const MutBytes out = codes ? units_.copy(i) : agreed(i);
-  const Outcome outcome = units_.encode(i, round, out);
-  if (!codes) {
-    if (outcome == Outcome::payload) return;
-    std::ranges::fill(out, outcome == Outcome::zero ? uint8_t{0} : uint8_t{0xFF});
-  } else if (outcome == Outcome::payload) {
-    Work work = units_.work(i);
-    carrier_->put(i, units_.codec(i).spec(), units_.keep(i, out), work);
-  } else {
-    carrier_->put_nothing(i);
-    if (outcome == Outcome::non_finite) carrier_->report_trouble();
-  }
+  Codes codes(*this, round.number);
+  return units_.encode(round.number, codes);
 }
 
 void CodeLanes::poison(const SumRound&) {
@@ -157,18 +184,15 @@ void CodeLanes::accept(const SumRound& round) {
     carrier_->report_trouble();
 }
 
-void CodeLanes::finish() {
+Result<void> CodeLanes::finish() {
   if (values_) values_->finish(units_.input().gradient);
-  for (uint32_t i = 0; i < units_.size(); ++i) {
-    Work work = units_.work(i);
-    const Term sum = carrier_->sum(i, work);
-    units_.finish(i, sum, carrier_->left_out(i));
-  }
+  Codes sums(*this, 0);
+  return units_.finish(sums);
 }
 
 void CodeLanes::undo(pipeline::Undo why) {
   if (values_) values_->undo(why, units_.input().gradient);
-  for (uint32_t i = 0; i < units_.size(); ++i) units_.undo(i, why);
+  units_.undo(why);
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "codecs/registry/registered.h"
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/status_round.h"
 
@@ -17,11 +16,13 @@ namespace laconic::collective {
 
 class Decoding {
  public:
-  explicit Decoding(const RankState& state) : state_(&state), status_(state) {}
+  explicit Decoding(const RankState& state) : status_(state) {}
   void plan(const std::vector<BucketUnit>& units) {
     may_fail_ = false;
     floats_ = 0;
+    at_.clear();
     for (const BucketUnit& u : units) {
+      at_.push_back(floats_);
       may_fail_ = may_fail_ || u.piece->codec->spec().registered() != nullptr;
       floats_ += u.piece->send.unit.count;
     }
@@ -33,22 +34,15 @@ class Decoding {
     return !may_fail_ || (means_.reserve(floats_ * sizeof(float)) && status_.reserve());
   }
   void begin() noexcept { failure_.reset(); }
-  /// Payloads of all units, back to back.
-  [[nodiscard]] float* means() noexcept { return reinterpret_cast<float*>(means_.bytes().data()); }
+  /// Those of all units, back to back.
+  [[nodiscard]] pipeline::UnitFloats means() noexcept {
+    return {reinterpret_cast<float*>(means_.bytes().data()), at_};
+  }
 
   /// The error of this exchange, on this rank; null: none so far.
   [[nodiscard]] const Error* failure() const noexcept { return failure_ ? &*failure_ : nullptr; }
   void fail(Error why) {
     if (!failure_) failure_ = std::move(why);
-  }
-  /// Takes note of what the codec of `unit` has got wrong, if anything.
-  [[nodiscard]] bool has_failed(const BucketUnit& unit) {
-    const codecs::Registered* own = unit.piece->codec->spec().registered();
-    auto why = own != nullptr ? own->take_failure() : std::nullopt;
-    if (!why) return false;
-    why->message = state_->name_of(unit.parameter) + ": " + why->message;
-    fail(*std::move(why));
-    return true;
   }
 
   Next tell(Input& input, Step& step) {
@@ -58,11 +52,11 @@ class Decoding {
   }
   [[nodiscard]] Result<void> hear(const Input& input) { return status_.receive(input); }
 
-  [[nodiscard]] uint64_t held_bytes() const noexcept { return held(means_, status_); }
+  [[nodiscard]] uint64_t held_bytes() const noexcept { return held(at_, means_, status_); }
 
  private:
-  const RankState* state_;
   StatusRound status_;
+  std::vector<uint64_t> at_;  // by unit
   Arena means_;
   bool may_fail_ = false;
   uint64_t floats_ = 0;

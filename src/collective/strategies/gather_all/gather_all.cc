@@ -36,16 +36,16 @@ class GatherAll final : public Strategy {
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
   void fail(const Error& failure) override;
-  void finish() override;
+  Result<void> finish() override;
   void undo(pipeline::Undo why) override;
   [[nodiscard]] bool replan() override;
   [[nodiscard]] bool idle() const noexcept override { return plan_.idle(); }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
   [[nodiscard]] HeardReports reports_heard() const noexcept override { return reports_.heard(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
-    return held(plan_, memory_, bounds_, sent_, send_, recv_, views_, cursors_, slots_, terms_,
-                rows_, reports_, sizes_.send_counts, sizes_.send_offsets, sizes_.recv_counts,
-                sizes_.recv_offsets, decoding_);
+    return held(plan_, *batch_, bounds_, received_, send_, recv_, views_, cursors_, rows_, reports_,
+                sizes_.send_counts, sizes_.send_offsets, sizes_.recv_counts, sizes_.recv_offsets,
+                decoding_);
   }
 
  private:
@@ -60,26 +60,23 @@ class GatherAll final : public Strategy {
   Result<void> parse_all(bool* overflow, bool* non_finite);
   Result<Next> receive(std::span<Step> batch);
   Result<void> check_all();
-  void decode(size_t i, float* mean);
+  Result<void> decode(pipeline::UnitFloats means);
   void mean_of_lanes();
-  void take_back(pipeline::Undo why);
   void plan_sizes();
 
   RankState* state_;
   Counters* counters_;
   BucketPlan plan_;
-  WorkMemory memory_;
+  std::unique_ptr<pipeline::FrameBatch> batch_;
   Capacity capacity_;
   BundleShape shape_;
   uint64_t bound_ = 0;
   std::vector<uint32_t> bounds_;
-  std::vector<Bytes> sent_;  // own payloads, by unit; empty: nothing was sent
   Arena send_, recv_;
   std::optional<BundleWriter> writer_;
   std::vector<BundleView> views_;
   std::vector<SlotCursor> cursors_;
-  std::vector<Slot> slots_;
-  std::vector<Term> terms_;
+  std::vector<pipeline::Received> received_;
   std::vector<const void*> rows_;
   ReportBook reports_;
   Sizes sizes_;
@@ -96,6 +93,7 @@ GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
     : state_(&state),
       counters_(&counters),
       plan_(state, layout, StrategyKind::gather_all),
+      batch_(state.batches().frames(state.world())),
       decoding_(state) {
   plan_sizes();
   capacity_ = Capacity(bound_, plan_.exact);
@@ -104,12 +102,11 @@ GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
 void GatherAll::plan_sizes() {
   shape_ = {static_cast<uint32_t>(plan_.units.size()), 0,
             static_cast<uint32_t>(plan_.lanes * sizeof(float))};
-  memory_.restart();
+  plan_.fill(*batch_);
   decoding_.plan(plan_.units);
   bounds_.clear();
   bound_ = bundle_front_bytes(shape_);
   for (const BucketUnit& u : plan_.units) {
-    memory_.plan(u.piece->send.plan);
     bounds_.push_back(static_cast<uint32_t>(u.piece->send.plan.round[0].bytes));
     bound_ += bundle_payload_bytes(bounds_.back());
   }
@@ -125,17 +122,15 @@ bool GatherAll::replan() {
 
 bool GatherAll::reserve() {
   const uint32_t world = state_->world();
-  sent_.resize(plan_.units.size());
   views_.resize(world);
   cursors_.resize(world);
-  slots_.resize(world);
-  terms_.resize(world);
+  received_.resize(world);
   rows_.resize(world);
   reports_.reserve(state_->model().options().reports, world);
   for (auto* v :
        {&sizes_.send_counts, &sizes_.send_offsets, &sizes_.recv_counts, &sizes_.recv_offsets})
     v->resize(world);
-  return memory_.reserve() && send_.reserve(bound_) && decoding_.reserve() &&
+  return batch_->reserve() && send_.reserve(bound_) && decoding_.reserve() &&
          recv_.reserve(world * round_up(bound_, 64));
 }
 
@@ -147,7 +142,7 @@ void GatherAll::begin(const Input& input) {
   reports_.begin();
   decoding_.begin();
   granted_ = capacity_.bytes();
-  std::fill(sent_.begin(), sent_.end(), Bytes{});
+  batch_->begin(state_->place(input_.step, 0));
   if (input_.failure == nullptr) encode();
 }
 
@@ -159,20 +154,11 @@ void GatherAll::encode() {
     std::memcpy(writer_->lanes().data() + lane * sizeof(float), input_.gradient + at,
                 count * sizeof(float));
   });
-  const Place place = state_->place(input_.step, 0);
-  for (size_t i = 0; i < plan_.units.size(); ++i) {
-    const RankPiece& piece = *plan_.units[i].piece;
-    Work work = memory_.work(i, *piece.codec);
-    sent_[i] = encode_unit(*piece.codec, piece.send, place, input_.gradient + plan_.units[i].offset,
-                           work, *writer_, *counters_);
-    if (!decoding_.has_failed(plan_.units[i])) continue;
-    input_.failure = decoding_.failure();
-    take_back(pipeline::Undo::gradient_lost);
-    for (; i < plan_.units.size(); ++i) {  // what was not encoded
-      const BucketUnit& u = plan_.units[i];
-      u.piece->codec->keep(u.piece->send, input_.gradient + u.offset);
-    }
-  }
+  BundleSink sink(*writer_, *counters_);
+  auto encoded = batch_->encode(batch_->all(), plan_.in(input_.gradient), sink);
+  if (encoded) return;
+  decoding_.fail(std::move(encoded).error());
+  input_.failure = decoding_.failure();
 }
 
 /// Sent is what the bundle takes where the engine allows it, else all that is granted.
@@ -240,10 +226,9 @@ Result<Next> GatherAll::receive(std::span<Step> batch) {
     return std::move(r).error();
   }
   if (!decoding_.may_fail()) return Next{Verdict::delivered, 0};
-  float* mean = decoding_.means();
-  for (size_t i = 0; parsed && i < plan_.units.size(); ++i) {
-    decode(i, mean);
-    mean += plan_.units[i].piece->send.unit.count;
+  if (parsed) {
+    if (auto decoded = decode(decoding_.means()); !decoded)
+      decoding_.fail(std::move(decoded).error());
   }
   phase_ = Phase::told;
   return decoding_.tell(input_, batch[0]);
@@ -268,45 +253,29 @@ Result<Next> GatherAll::next(std::span<Step> batch) {
 /// All payloads are checked before the first float is written: an error leaves the gradients as
 /// they were.
 Result<void> GatherAll::check_all() {
-  for (uint32_t r = 0; r < state_->world(); ++r) {
-    SlotCursor cursor = views_[r].slots();
-    for (const BucketUnit& u : plan_.units) {
-      if (auto ok = aggregate::check_slot(u.piece->codec->spec(), u.piece->send.unit, cursor.next(),
-                                          r, state_->name_of(u.parameter));
-          !ok)
-        return ok;
-    }
-    cursors_[r] = views_[r].slots();
-  }
-  return {};
+  for (uint32_t r = 0; r < state_->world(); ++r)
+    received_[r] = {batch_->all(), r, views_[r].slots()};
+  return batch_->check(received_);
 }
 
-void GatherAll::decode(size_t i, float* mean) {
-  const BucketUnit& u = plan_.units[i];
-  for (uint32_t r = 0; r < state_->world(); ++r) slots_[r] = cursors_[r].next();
-  Work work = memory_.work(i, *u.piece->codec);
-  aggregate::mean_of_unit(u.piece->codec->spec(), u.piece->send.unit, state_->place(input_.step, 0),
-                          slots_, terms_, work, mean);
-  (void)decoding_.has_failed(u);
+Result<void> GatherAll::decode(pipeline::UnitFloats means) {
+  for (uint32_t r = 0; r < state_->world(); ++r) cursors_[r] = views_[r].slots();
+  return batch_->mean(batch_->all(), cursors_, means);
 }
 
-void GatherAll::finish() {
+Result<void> GatherAll::finish() {
   phase_ = Phase::idle;
-  const Place place = state_->place(input_.step, 0);
-  const float* aside = decoding_.means();
-  for (size_t i = 0; i < plan_.units.size(); ++i) {
-    const BucketUnit& u = plan_.units[i];
-    float* const mean = input_.gradient + u.offset;
-    if (decoding_.may_fail()) {
-      std::copy_n(aside, u.piece->send.unit.count, mean);
-      aside += u.piece->send.unit.count;
-    } else {
-      decode(i, mean);
-    }
-    Work work = memory_.work(i, *u.piece->codec);
-    u.piece->codec->commit(u.piece->send, place, sent_[i], {}, state_->world(), mean, work);
+  const pipeline::UnitFloats means = plan_.in(input_.gradient);
+  if (!decoding_.may_fail()) {
+    if (auto decoded = decode(means); !decoded) return decoded;
   }
+  for (uint32_t i = 0; decoding_.may_fail() && i < plan_.units.size(); ++i) {
+    const uint64_t count = plan_.units[i].piece->send.unit.count;
+    std::copy_n(decoding_.means().of(i), count, means.of(i));
+  }
+  batch_->commit(batch_->all(), state_->world(), means);
   mean_of_lanes();
+  return {};
 }
 
 void GatherAll::mean_of_lanes() {
@@ -320,25 +289,14 @@ void GatherAll::mean_of_lanes() {
 /// The report of a failure uses the memory of the payloads.
 void GatherAll::fail(const Error& failure) {
   if (phase_ == Phase::idle) return;
-  take_back(pipeline::Undo::gradient_lost);
+  batch_->undo(batch_->all(), plan_.in(input_.gradient), pipeline::Undo::gradient_lost);
   input_.failure = &failure;
 }
 
 void GatherAll::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
-  take_back(why);
-}
-
-void GatherAll::take_back(pipeline::Undo why) {
-  const Place place = state_->place(input_.step, 0);
-  for (size_t i = 0; i < plan_.units.size(); ++i) {
-    if (sent_[i].empty()) continue;
-    const BucketUnit& u = plan_.units[i];
-    Work work = memory_.work(i, *u.piece->codec);
-    u.piece->codec->undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, work);
-    sent_[i] = {};
-  }
+  batch_->undo(batch_->all(), plan_.in(input_.gradient), why);
 }
 
 }  // namespace

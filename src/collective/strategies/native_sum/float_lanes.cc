@@ -70,12 +70,12 @@ class FloatLanes final : public UnitPart {
   }
   [[nodiscard]] uint64_t held_bytes() const noexcept override;
   bool begin(const Input& input) override;
-  void encode(const SumRound& round) override;
+  Result<void> encode(const SumRound& round) override;
   void poison(const SumRound& round) override;
   uint32_t emit(const SumRound& round, std::span<Step> batch) override;
   bool hear(const SumRound& round) override;
   void accept(const SumRound& round) override;
-  void finish() override;
+  Result<void> finish() override;
 
  private:
   void plan();
@@ -84,7 +84,7 @@ class FloatLanes final : public UnitPart {
     return std::span(sums_).subspan(round * kTypes.size(), kTypes.size());
   }
   void encode_parameters();
-  void encode_unit(uint32_t unit, uint32_t round);
+  class Lanes;
   /// Step::scale takes the mean.
   [[nodiscard]] bool engine_scales() const {
     return in_place_ && parameters_.bytes >= state_->model().options().caps.scales_from;
@@ -140,7 +140,7 @@ void FloatLanes::plan() {
       slices_[i][r] = append(r, round.lane, round.bytes / dtype_size(round.lane));
     }
     if (units_.codec(i).joint(slot.memory))
-      riders_.add_joint(i, units_.plan().units[i].offset, slot.unit.count);
+      riders_.add_joint(i, units_.plan().at[i], slot.unit.count);
   }
   // After the elements that are summed anyway: as float32 if memory is joint.
   riding_ = {};
@@ -173,13 +173,37 @@ bool FloatLanes::begin(const Input& input) {
   return units_.rounds() == 1;
 }
 
-void FloatLanes::encode(const SumRound& round) {
-  if (round.number == 0) encode_parameters();
-  for (uint32_t i = 0; i < units_.size(); ++i) {
-    if (round.number <= units_.last(i)) encode_unit(i, round.number);
+/// Payloads of a round go where they are summed, and sums come from there.
+class FloatLanes::Lanes final : public pipeline::PayloadSink, public pipeline::SumSource {
+ public:
+  Lanes(FloatLanes& part, uint32_t round) : part_(&part), round_(round) {}
+  MutBytes room(uint32_t i) override { return part_->slices_[i][round_].lanes(); }
+  Bytes put(uint32_t i, const pipeline::UnitEncoded& encoded) override {
+    const MutBytes out = room(i);
+    SumUnits& units = part_->units_;
+    units.count(i, round_, encoded);
+    if (encoded.outcome == Outcome::payload)
+      return round_ == units.last(i) ? units.keep(i, out) : Bytes{};
+    const uint8_t nothing = encoded.outcome == Outcome::zero ? 0 : 0xFF;
+    std::ranges::fill(out, nothing);
+    return {};
   }
+  Term sum(uint32_t i) override {
+    return {.payload = part_->slices_[i][part_->units_.last(i)].lanes()};
+  }
+
+ private:
+  FloatLanes* part_;
+  uint32_t round_;
+};
+
+Result<void> FloatLanes::encode(const SumRound& round) {
+  if (round.number == 0) encode_parameters();
+  Lanes lanes(*this, round.number);
+  if (auto encoded = units_.encode(round.number, lanes); !encoded) return encoded;
   if (round.number == 0 && riding_.bytes != 0 && !in_place_)
     riders_.put(riding_.sum->type, mean(), riding_.lanes().data());
+  return {};
 }
 
 void FloatLanes::encode_parameters() {
@@ -194,22 +218,6 @@ void FloatLanes::encode_parameters() {
   plan.over_lanes(0, plan.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
     kernels.mul(lanes + lane, mean(), gradient + at, count);
   });
-}
-
-void FloatLanes::encode_unit(uint32_t i, uint32_t round) {
-  const MutBytes out = slices_[i][round].lanes();
-  switch (units_.encode(i, round, out)) {
-    case Outcome::payload:
-      if (round == units_.last(i)) units_.keep(i, out);
-      break;
-    case Outcome::zero:
-      std::fill(out.begin(), out.end(), uint8_t{0});
-      break;
-    case Outcome::failed:  // of registered codecs, which no engine sums
-    case Outcome::non_finite:
-      std::fill(out.begin(), out.end(), uint8_t{0xFF});
-      break;
-  }
 }
 
 /// All ones is a NaN in every lane type.
@@ -257,15 +265,15 @@ void FloatLanes::accept(const SumRound& round) {
   }
 }
 
-void FloatLanes::finish() {
-  if (in_place_) return;
+Result<void> FloatLanes::finish() {
+  if (in_place_) return {};
   const BucketPlan& plan = units_.plan();
   const float* const lanes = parameters_.floats();
   plan.over_lanes(0, plan.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
     std::copy_n(lanes + lane, count, units_.input().gradient + at);
   });
-  for (uint32_t i = 0; i < units_.size(); ++i)
-    units_.finish(i, {.payload = slices_[i][units_.last(i)].lanes()});
+  Lanes sums(*this, 0);
+  return units_.finish(sums);
 }
 
 }  // namespace

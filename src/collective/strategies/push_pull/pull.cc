@@ -5,28 +5,25 @@
 #include <cstring>
 #include <numeric>
 
-#include "aggregate/mean.h"
 #include "collective/exchange/strategy_parts.h"
 
 namespace laconic::collective {
 
-Pull::Pull(const Parts& parts) : parts_(parts), sizes_(parts.state->world()) {
+Pull::Pull(const Parts& parts)
+    : parts_(parts), batch_(parts.state->batches().frames(1)), sizes_(parts.state->world()) {
   uint64_t means = 0;
   for (const BucketUnit& u : parts.plan->units) {
     const bool mine = u.piece->owner == parts.state->rank();
-    Plan plan = u.piece->mean.plan;
-    if (!mine) plan.kept_bytes = 0;  // which is for what is encoded
-    memory_.plan(plan);
-    mean_offsets_.push_back(means);
+    batch_->add({u.piece->down, &u.piece->mean, parts.state->name_of(u.parameter), mine});
+    means_at_.push_back(means);
     if (mine) means += round_up(u.piece->mean.unit.count, 16);
   }
-  mean_offsets_.push_back(means);
-  sent_.resize(parts.plan->units.size());
+  means_at_.push_back(means);
   owners_.resize(parts.state->world());
 }
 
 bool Pull::reserve() {
-  return memory_.reserve() && means_.reserve((mean_offsets_.back() + 1) * sizeof(float)) &&
+  return batch_->reserve() && means_.reserve((means_at_.back() + 1) * sizeof(float)) &&
          out_.reserve(own().down_bound) && recv_.reserve(parts_.shares->down_bytes);
 }
 
@@ -34,19 +31,17 @@ void Pull::begin(const Input& input) {
   input_ = input;
   flush_ = 0;
   adopted_ = false;
-  std::ranges::fill(sent_, Bytes{});
+  batch_->begin(parts_.state->place(input.step, 1));
   std::ranges::fill(owners_, Owner{});
   writer_.emplace(out_.bytes(), own().down);
 }
 
-void Pull::take_means(WayUp& up) {
+Result<void> Pull::take_means(WayUp& up) {
   writer_->set_flush(up.received().flush);
   up.mean_of_lanes(writer_->lanes().data());
-  up.first_mean();
-  for (const uint32_t unit : own().units) {
-    up.next_mean(unit, mean_of(unit));
-    parts_.own->add_to(unit, mean_of(unit));
-  }
+  if (auto r = up.means(means()); !r) return r;
+  for (const uint32_t unit : own().units) parts_.own->add_to(unit, mean_of(unit));
+  return {};
 }
 
 void Pull::take_means() {
@@ -60,7 +55,7 @@ void Pull::take_means() {
                           });
   for (const uint32_t i : own().units) {
     const BucketUnit& u = parts_.plan->units[i];
-    std::copy_n(input_.gradient + u.offset, u.piece->mean.unit.count, mean_of(i));
+    std::copy_n(input_.gradient + parts_.plan->at[i], u.piece->mean.unit.count, mean_of(i));
   }
 }
 
@@ -96,12 +91,18 @@ void Pull::encode(Told& told) {
     const uint64_t n = piece.master.size();
     state.parameter(u.parameter).replica.read(state.isa(), piece.mean.unit.offset, {change, n});
     state.kernels().blend(-1.0F, change, 1.0F, piece.master.data(), n);
-    Work work = memory_.work(i, *piece.down);
-    Counters units;  // a change's outcome is not one of this rank's units
-    sent_[i] = encode_unit(*piece.down, piece.mean, state.place(input_.step, 1), change, work,
-                           *writer_, units);
-    const bool finite = units.non_finite_units == 0 &&
-                        (sent_[i].empty() || pipeline::scan(*piece.down, change, n).all_finite);
+  }
+  Counters units;  // a change's outcome is not one of this rank's units
+  BundleSink sink(*writer_, units);
+  if (auto r = batch_->encode(own().units, means(), sink); !r)
+    return told.note(state.rank(), input_.bucket, r.error());
+  for (const uint32_t i : own().units) {
+    const BucketUnit& u = parts_.plan->units[i];
+    const uint64_t n = u.piece->mean.unit.count;
+    const pipeline::Outcome outcome = batch_->outcome(i);
+    const bool finite = outcome == pipeline::Outcome::zero ||
+                        (outcome == pipeline::Outcome::payload &&
+                         pipeline::scan(*u.piece->down, mean_of(i), n).all_finite);
     if (finite) continue;
     told.note({Errc::non_finite, state.rank(), input_.bucket, u.parameter,
                "the optimizer's update is not finite"});
@@ -158,24 +159,24 @@ Result<void> Pull::parse(uint32_t owner, Bytes bytes) {
     return Error{Errc::bound_exceeded, "an owner's update exceeds its bound",
                  "all ranks must run the same version of laconic"};
   }
-  SlotCursor cursor = view->slots();
-  for (const uint32_t i : share.units) {
-    if (view->non_finite) break;
-    const BucketUnit& u = parts_.plan->units[i];
-    auto ok = aggregate::check_slot(u.piece->down->spec(), u.piece->mean.unit, cursor.next(), owner,
-                                    parts_.state->name_of(u.parameter));
-    if (!ok) return ok;
+  const pipeline::Received received{share.units, owner, view->slots()};
+  if (!view->non_finite) {
+    if (auto ok = batch_->check({&received, 1}); !ok) return ok;
   }
   flush_ = std::max(flush_, view->flush);
   owners_[owner] = {view->non_finite ? Said::nothing : Said::changes, *view};
   return {};
 }
 
-void Pull::finish(WayUp& up) {
+Result<void> Pull::finish(WayUp& up) {
   for (uint32_t o = 0; o < owners_.size(); ++o) {
     const Said said = owners_[o].said;
-    said == Said::failed || said == Said::nothing ? put_back(o, up) : move_parameters(o, up);
+    if (said == Said::failed || said == Said::nothing)
+      put_back(o, up);
+    else if (auto moved = move_parameters(o, up); !moved)
+      return moved;
   }
+  return {};
 }
 
 /// Nothing came down from this owner, which has not moved its masters.
@@ -184,41 +185,38 @@ void Pull::put_back(uint32_t owner, WayUp& up) {
   const auto why = lost ? pipeline::Undo::gradient_lost : pipeline::Undo::gradient_travels;
   up.undo(owner, why);
   if (owner == parts_.state->rank()) parts_.own->undo(input_.gradient, why);
-  if (!adopted_ || !lost) return;
-  for (const uint32_t i : parts_.shares->of[owner].units) {  // the mean is there, on every rank
-    const BucketUnit& u = parts_.plan->units[i];
-    u.piece->codec->keep(u.piece->send, input_.gradient + u.offset);
-  }
+  if (adopted_ && lost) up.keep_means(owner);  // which are there, on every rank
 }
 
-void Pull::move_parameters(uint32_t owner, WayUp& up) {
+Result<void> Pull::move_parameters(uint32_t owner, WayUp& up) {
   const RankState& state = *parts_.state;
-  const Place down = state.place(input_.step, 1);
   const Share& share = parts_.shares->of[owner];
   const bool came = owners_[owner].said == Said::changes;
+  // The gradient there has been delivered.
+  const pipeline::UnitFloats changes = parts_.plan->in(input_.gradient);
   SlotCursor cursor = owners_[owner].view.slots();
+  if (came) {
+    if (auto r = batch_->mean(share.units, {&cursor, 1}, changes); !r) return r;
+    cursor = owners_[owner].view.slots();
+  }
   for (const uint32_t i : share.units) {
     const BucketUnit& u = parts_.plan->units[i];
-    const RankPiece& piece = *u.piece;
-    const Unit& unit = piece.send.unit;
-    const Slot slot = came ? cursor.next() : Slot{};
-    Work work = memory_.work(i, *piece.down), up_work = up.work(i);
-    float* const change = input_.gradient + u.offset;  // the gradient there has been delivered
-    aggregate::mean_of_unit(piece.down->spec(), unit, down, {&slot, 1}, {&term_, 1}, work, change);
-    piece.codec->commit(piece.send, state.place(input_.step, 0), up.sent(i), {}, state.world(),
-                        change, up_work);
-    if (owner == state.rank()) piece.down->commit(piece.mean, down, sent_[i], {}, 1, change, work);
-    if (slot.kind != SlotKind::payload) continue;
+    const Unit& unit = u.piece->send.unit;
+    if (!came) std::fill_n(changes.of(i), unit.count, 0.0F);
+    if (!came || cursor.next().kind != SlotKind::payload) continue;
     state.parameter(u.parameter)
-        .replica.add(state.kernels(), state.isa(), unit.offset, {change, unit.count});
+        .replica.add(state.kernels(), state.isa(), unit.offset, {changes.of(i), unit.count});
   }
-  if (!came) return;
+  up.commit(owner);
+  if (owner == state.rank()) batch_->commit(share.units, 1, changes);
+  if (!came) return {};
   const uint8_t* lanes = owners_[owner].view.lanes.data();
   parts_.plan->over_lanes(
       share.lane_begin, share.lane_end, [&](uint64_t at, uint64_t lane, uint64_t count) {
         std::memcpy(input_.gradient + at, lanes + (lane - share.lane_begin) * sizeof(float),
                     count * sizeof(float));
       });
+  return {};
 }
 
 }  // namespace laconic::collective

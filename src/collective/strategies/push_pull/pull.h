@@ -31,7 +31,7 @@ class Pull {
 
   void begin(const Input& input);
   /// The means of what arrived or, where the gradient went up uncompressed, what its buffer holds.
-  void take_means(WayUp& up);
+  Result<void> take_means(WayUp& up);
   void take_means();
   void lend(std::vector<OwnedRange>& ranges);
   [[nodiscard]] double sum_of_squares();
@@ -45,7 +45,7 @@ class Pull {
   Result<void> receive();
   /// Parameters move by what came down, and means of small ones go into the gradient buffer. What
   /// went up to owners that send nothing down is undone.
-  void finish(WayUp& up);
+  Result<void> finish(WayUp& up);
   /// An owner sent nothing down, because some gradient is not finite.
   [[nodiscard]] bool skipped() const noexcept {
     return std::ranges::any_of(owners_, [](const Owner& o) { return o.said == Said::nothing; });
@@ -54,7 +54,7 @@ class Pull {
   [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
 
   [[nodiscard]] uint64_t held_bytes() const noexcept {
-    return held(memory_, means_, mean_offsets_, sent_, owners_, sizes_, out_, recv_);
+    return held(*batch_, means_, means_at_, owners_, sizes_, out_, recv_);
   }
 
  private:
@@ -69,24 +69,23 @@ class Pull {
     return parts_.state->bundle_id(BundleKind::mean, owner, input_, 0);
   }
   [[nodiscard]] const Share& own() const { return parts_.shares->of[parts_.state->rank()]; }
-  [[nodiscard]] float* mean_of(uint32_t unit) {
-    return reinterpret_cast<float*>(means_.bytes().data()) + mean_offsets_[unit];
+  [[nodiscard]] float* mean_of(uint32_t unit) { return means().of(unit); }
+  [[nodiscard]] pipeline::UnitFloats means() {
+    return {reinterpret_cast<float*>(means_.bytes().data()), means_at_};
   }
   Result<void> parse(uint32_t owner, Bytes bytes);
-  void move_parameters(uint32_t owner, WayUp& up);
+  Result<void> move_parameters(uint32_t owner, WayUp& up);
   void put_back(uint32_t owner, WayUp& up);
 
   Parts parts_;
-  WorkMemory memory_;
+  std::unique_ptr<pipeline::FrameBatch> batch_;
   Arena means_;  // of this owner's units, side by side; then their changes
-  std::vector<uint64_t> mean_offsets_;
-  std::vector<Bytes> sent_;  // encoded changes, by unit
+  std::vector<uint64_t> means_at_;
   std::vector<Owner> owners_;
   std::optional<BundleWriter> writer_;
   Sizes sizes_;
   Arena out_, recv_;
   Input input_;
-  Term term_;  // scratch
   uint32_t flush_ = 0;
   bool adopted_ = false;  // the means came out of the gradient buffer
 };

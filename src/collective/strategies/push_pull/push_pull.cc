@@ -14,6 +14,7 @@
 // takes part in the pull, whatever failed in the push: the pull carries failures that others may
 // not know.
 #include <algorithm>
+#include <ranges>
 
 #include "collective/exchange/strategy_parts.h"
 #include "collective/strategies/push_pull/pull.h"
@@ -41,9 +42,9 @@ class PushPull final : public Strategy, public OwnerTurn {
   Result<Next> next(std::span<Step> batch) override;
   /// The only leg: there are no failures elsewhere.
   void fail(const Error&) override {}
-  void finish() override {
-    pull_.finish(up_);
+  Result<void> finish() override {
     phase_ = Phase::idle;
+    return pull_.finish(up_);
   }
   void undo(pipeline::Undo why) override {
     if (phase_ == Phase::idle) return;
@@ -73,6 +74,9 @@ class PushPull final : public Strategy, public OwnerTurn {
 
  private:
   enum class Phase : uint8_t { idle, push, pushed, parked, pull, pulled };
+  void note(const Result<void>& done) {
+    if (!done) told_.note(state_->rank(), input_.bucket, done.error());
+  }
   [[nodiscard]] bool is_finite(bool all) const;
   Next park();
   Result<Next> end();
@@ -98,7 +102,7 @@ void PushPull::begin(const Input& input) {
   if (input.failure != nullptr) told_.note(state_->rank(), input.bucket, *input.failure);
   const uint64_t before = counters_->non_finite_units;
   own_.begin();
-  up_.begin(input, true, &own_);
+  note(up_.begin(input, true, &own_));
   pull_.begin(input);
   // No owner may have its turn before it knows of what any other owner gets.
   if (!told_ && (before != counters_->non_finite_units || !is_finite(false))) up_.mark_non_finite();
@@ -113,12 +117,13 @@ bool PushPull::is_finite(bool all) const {
   const auto lane = [&](const BucketRaw& r) {
     return finite(*state_->parameter(r.parameter).codec, r.offset, r.count);
   };
-  const auto unit = [&](const BucketUnit& u) {
-    const pipeline::UnitSlot& slot = u.piece->send;
-    return (!all && slot.memory.values != nullptr) ||
-           finite(*u.piece->codec, u.offset, slot.unit.count);
+  const auto unit = [&](uint32_t i) {
+    const RankPiece& piece = *plan_.units[i].piece;
+    return (!all && piece.send.memory.values != nullptr) ||
+           finite(*piece.codec, plan_.at[i], piece.send.unit.count);
   };
-  return std::ranges::all_of(plan_.raw, lane) && std::ranges::all_of(plan_.units, unit);
+  return std::ranges::all_of(plan_.raw, lane) &&
+         std::ranges::all_of(std::views::iota(size_t{0}, plan_.units.size()), unit);
 }
 
 Result<Next> PushPull::next(std::span<Step> batch) {
@@ -148,7 +153,7 @@ Next PushPull::park() {
     told_.note(state_->rank(), input_.bucket, beyond);
   }
   non_finite_ = !told_ && up_.received().non_finite;
-  if (!told_ && !non_finite_) pull_.take_means(up_);
+  if (!told_ && !non_finite_) note(pull_.take_means(up_));
   phase_ = Phase::parked;
   return {Verdict::owner_turn, 0};
 }
@@ -157,7 +162,7 @@ void PushPull::adopt(const Input& input) {
   input_ = input;
   told_.clear();
   own_.begin();
-  up_.begin(input, false);
+  note(up_.begin(input, false));
   pull_.begin(input);
   pull_.take_means();
   non_finite_ = !is_finite(true);
@@ -174,7 +179,7 @@ void PushPull::resume(bool skips, const BundleFailure* failure) {
 Result<Next> PushPull::end() {
   auto received = pull_.receive();
   if (received) return Next{Verdict::delivered, 0};
-  finish();
+  (void)finish();
   return std::move(received).error();
 }
 

@@ -2,6 +2,7 @@
 #include "collective/strategies/sums/sums.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy_parts.h"
@@ -30,9 +31,13 @@ class Sums final : public Strategy {
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
   void fail(const Error& failure) override;
-  void finish() override {
+  Result<void> finish() override {
     phase_ = Phase::idle;
-    for (auto& part : parts_) part->finish();
+    Result<void> first;
+    for (auto& part : parts_) {
+      if (auto done = part->finish(); !done && first) first = std::move(done);
+    }
+    return first;
   }
   void undo(pipeline::Undo why) override {
     if (std::exchange(phase_, Phase::idle) != Phase::idle) take_back(why);
@@ -60,6 +65,7 @@ class Sums final : public Strategy {
   enum class Phase : uint8_t { idle, ready, summed, status };
 
   void fill();
+  bool encode();
   Next emit(std::span<Step> batch);
   Next after_sum(std::span<Step> batch);
   Result<Next> after_status(std::span<Step> batch);
@@ -70,6 +76,7 @@ class Sums final : public Strategy {
   StatusRound own_status_;  // where others may be in theirs
   StatusRound* status_;
   Input input_;
+  std::optional<Error> trouble_;  // of encode, here
   SumRound round_;
   Phase phase_ = Phase::idle;
   bool guarded_ = false;
@@ -84,7 +91,20 @@ void Sums::begin(const Input& input) {
 }
 
 void Sums::fill() {
-  for (auto& part : parts_) input_.failure != nullptr ? part->poison(round_) : part->encode(round_);
+  if (input_.failure == nullptr && encode()) return;
+  for (auto& part : parts_) part->poison(round_);
+}
+
+/// False: this rank has failed, and memory has the gradients of all parts.
+bool Sums::encode() {
+  Result<void> first;
+  for (auto& part : parts_) {
+    if (auto encoded = part->encode(round_); !encoded && first) first = std::move(encoded);
+  }
+  if (first) return true;
+  take_back(pipeline::Undo::gradient_lost);
+  input_.failure = &trouble_.emplace(std::move(first).error());
+  return false;
 }
 
 Result<Next> Sums::next(std::span<Step> batch) {

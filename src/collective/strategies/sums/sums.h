@@ -40,7 +40,8 @@ class SumPart {
 
   /// Encodes nothing. True: it has nothing to send before the last round.
   virtual bool begin(const Input& input) = 0;
-  virtual void encode(const SumRound& round) = 0;
+  /// After an error it has sent nothing.
+  virtual Result<void> encode(const SumRound& round) = 0;
   /// In place of encode: this rank has failed.
   virtual void poison(const SumRound& round) = 0;
   /// Appends to the batch.
@@ -49,7 +50,7 @@ class SumPart {
   virtual bool hear(const SumRound& round) = 0;
   /// They are of use, and this rank has not failed.
   virtual void accept(const SumRound&) {}
-  virtual void finish() = 0;
+  virtual Result<void> finish() = 0;
   virtual void undo(pipeline::Undo why) = 0;
   /// The last sums were of no use; the next ones may be.
   virtual void learn() {}
@@ -70,9 +71,7 @@ class UnitPart : public SumPart {
   }
   [[nodiscard]] uint32_t rounds() const noexcept override { return units_.rounds(); }
   [[nodiscard]] bool idle() const noexcept override { return units_.plan().idle(); }
-  void undo(pipeline::Undo why) override {
-    for (uint32_t i = 0; i < units_.size(); ++i) units_.undo(i, why);
-  }
+  void undo(pipeline::Undo why) override { units_.undo(why); }
 
  protected:
   UnitPart(RankState& state, SumUnits units) : SumPart(Riders(state)), units_(std::move(units)) {}

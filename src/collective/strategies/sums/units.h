@@ -18,7 +18,10 @@ class SumUnits {
   template <class Takes>
   SumUnits(RankState& state, const Layout& layout, StrategyKind kind, Counters& counters,
            Takes&& takes)
-      : state_(&state), counters_(&counters), plan_(state, layout, kind, takes) {
+      : state_(&state),
+        counters_(&counters),
+        plan_(state, layout, kind, takes),
+        batch_(state.batches().sums()) {
     plan_memory();
   }
   /// Units have other plans.
@@ -27,9 +30,9 @@ class SumUnits {
     plan_memory();
   }
   /// False: no memory.
-  [[nodiscard]] bool reserve() { return memory_.reserve() && copies_.reserve(offsets_.back()); }
+  [[nodiscard]] bool reserve() { return batch_->reserve() && copies_.reserve(offsets_.back()); }
   [[nodiscard]] uint64_t held_bytes() const noexcept {
-    return held(plan_, memory_, first_, outcomes_, sent_, offsets_, copies_);
+    return held(plan_, *batch_, offsets_, copies_);
   }
 
   [[nodiscard]] const BucketPlan& plan() const noexcept { return plan_; }
@@ -43,16 +46,27 @@ class SumUnits {
   [[nodiscard]] uint32_t last(uint32_t i) const { return slot(i).plan.rounds - 1; }
   /// Maximum number of rounds of a unit.
   [[nodiscard]] uint32_t rounds() const noexcept { return rounds_; }
-  [[nodiscard]] Work work(uint32_t i) { return memory_.work(i, codec(i)); }
+  [[nodiscard]] Work work(uint32_t i) { return batch_->work(i); }
 
   /// Encodes nothing. True: every unit begins with its last round.
   bool begin(const Input& input);
   [[nodiscard]] const Input& input() const noexcept { return input_; }
   /// The first round that the unit needs in this exchange: of its state, which is the same on all
   /// ranks.
-  [[nodiscard]] uint32_t first(uint32_t i) const { return first_[i]; }
-  /// The unit's payload of that round; `zero`: it has nothing to send.
-  pipeline::Outcome encode(uint32_t i, uint32_t round, MutBytes out);
+  [[nodiscard]] uint32_t first(uint32_t i) const { return batch_->first(i); }
+  /// All units, in round 0 of the exchange: each in the first round that it needs.
+  Result<void> encode(uint32_t round, pipeline::PayloadSink& sink) {
+    const pipeline::UnitFloats gradients = plan_.in(input_.gradient);
+    return round == 0 ? batch_->encode(batch_->all(), gradients, sink)
+                      : batch_->encode_round(round, gradients, sink);
+  }
+  /// The round of a unit that is encoded in `round` of the exchange.
+  [[nodiscard]] uint32_t round_of(uint32_t i, uint32_t round) const {
+    return round == 0 ? first(i) : round;
+  }
+  /// Counts what became of a unit in that round. A later round of one without a payload is zero and
+  /// does not count.
+  void count(uint32_t i, uint32_t round, const pipeline::UnitEncoded& encoded);
   /// Copy of a unit's last payload: a sum overwrites elements.
   [[nodiscard]] MutBytes copy(uint32_t i) {
     return copies_.bytes().subspan(offsets_[i], kept_bytes(i));
@@ -60,28 +74,24 @@ class SumUnits {
   /// `lanes` is the payload of the last round.
   Bytes keep(uint32_t i, MutBytes lanes);
   /// The sum of a round that is not the unit's last.
-  void accept(uint32_t i, uint32_t round, MutBytes sum);
-  /// The mean goes into the gradient. `left_out`: see CodeCarrier.
-  void finish(uint32_t i, Term sum, std::span<const uint8_t> left_out = {});
+  void accept(uint32_t i, uint32_t round, MutBytes sum) { batch_->accept(i, round, sum); }
+  /// The means go into the gradient.
+  Result<void> finish(pipeline::SumSource& sums) {
+    return batch_->take_sums(batch_->all(), sums, plan_.in(input_.gradient));
+  }
+  void undo(pipeline::Undo why) { batch_->undo(batch_->all(), plan_.in(input_.gradient), why); }
   /// False: it has sent nothing.
   bool undo(uint32_t i, pipeline::Undo why);
 
  private:
   void plan_memory();
   [[nodiscard]] uint64_t kept_bytes(uint32_t i) const;
-  [[nodiscard]] Place place(uint32_t i, uint32_t round) const;
-  [[nodiscard]] float* gradient(uint32_t i) const {
-    return input_.gradient + plan_.units[i].offset;
-  }
 
   RankState* state_;
   Counters* counters_;
   BucketPlan plan_;
-  WorkMemory memory_;
+  std::unique_ptr<pipeline::SumBatch> batch_;
   uint32_t rounds_ = 1;
-  std::vector<uint32_t> first_;
-  std::vector<pipeline::Outcome> outcomes_;
-  std::vector<Bytes> sent_;
   std::vector<uint64_t> offsets_;  // of copies, and their end
   Arena copies_;
   Input input_;

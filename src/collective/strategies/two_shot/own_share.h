@@ -69,7 +69,7 @@ class OwnShare {
       const pipeline::UnitSlot& slot = u.piece->send;
       std::copy_n(values_of(unit), slot.unit.count, slot.memory.values);
       if (why == pipeline::Undo::gradient_travels)
-        pipeline::subtract_from(*u.piece->codec, slot.memory.values, gradient + u.offset,
+        pipeline::subtract_from(*u.piece->codec, slot.memory.values, gradient + plan_->at[unit],
                                 slot.unit.count);
     }
   }

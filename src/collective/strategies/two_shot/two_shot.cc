@@ -43,7 +43,7 @@ class TwoShot final : public Strategy {
     bucket_ = input.bucket;
     told_.clear();
     if (input.failure != nullptr) told_.note(rank_, input.bucket, *input.failure);
-    up_.begin(input);
+    note(up_.begin(input));
     down_.begin(input);
   }
   Result<Next> next(std::span<Step> batch) override;
@@ -52,9 +52,9 @@ class TwoShot final : public Strategy {
     take_back(pipeline::Undo::gradient_lost);
     told_.note(rank_, bucket_, failure);
   }
-  void finish() override {
-    down_.finish(up_);
+  Result<void> finish() override {
     phase_ = Phase::idle;
+    return down_.finish(up_);
   }
   void undo(pipeline::Undo why) override;
   [[nodiscard]] bool idle() const noexcept override { return plan_.idle(); }
@@ -85,6 +85,9 @@ class TwoShot final : public Strategy {
     down_.emit(round_, told_, step);
     phase_ = Phase::down_sent;
     return {Verdict::steps, 1};
+  }
+  void note(const Result<void>& done) {
+    if (!done) told_.note(rank_, bucket_, done.error());
   }
   Next receive_up(Step& step);
   Result<Next> receive_down(Step& step);
@@ -117,7 +120,12 @@ Result<Next> TwoShot::next(std::span<Step> batch) {
 Next TwoShot::receive_up(Step& step) {
   const bool complete = up_.receive(told_);
   if (!complete && !told_) up_.stash();
-  if (!told_ && !down_.encoded()) complete ? down_.encode(up_) : down_.put_incomplete(up_);
+  if (!told_ && !down_.encoded()) {
+    if (complete)
+      note(down_.encode(up_));
+    else
+      down_.put_incomplete(up_);
+  }
   return emit_down(step);
 }
 

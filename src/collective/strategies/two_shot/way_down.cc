@@ -4,34 +4,36 @@
 #include <algorithm>
 #include <cstring>
 
-#include "aggregate/mean.h"
 #include "collective/exchange/strategy_parts.h"
 
 namespace laconic::collective {
 
 WayDown::WayDown(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters)
-    : state_(&state), plan_(&plan), shares_(&shares), counters_(&counters), sizes_(state.world()) {
+    : state_(&state),
+      plan_(&plan),
+      shares_(&shares),
+      counters_(&counters),
+      batch_(state.batches().frames(1)),
+      sizes_(state.world()) {
   plan_units();
   for (const Share& share : shares.of) capacity_.emplace_back(share.down_bound, plan.exact);
   need_.resize(state.world());
   views_.resize(state.world());
   delivered_.resize(state.world());
+  received_.resize(state.world());
 }
 
 void WayDown::plan_units() {
   uint64_t means = 0;
-  memory_.restart();
-  mean_offsets_.clear();
+  batch_->restart();
+  means_at_.clear();
   for (const BucketUnit& u : plan_->units) {
     const bool mine = u.piece->owner == state_->rank();
-    Plan plan = u.piece->mean.plan;
-    if (!mine) plan.kept_bytes = 0;  // which is for what is encoded
-    memory_.plan(plan);
-    mean_offsets_.push_back(means);
+    batch_->add({u.piece->down, &u.piece->mean, state_->name_of(u.parameter), mine});
+    means_at_.push_back(means);
     if (mine) means += round_up(u.piece->mean.unit.count, 16);
   }
-  mean_offsets_.push_back(means);
-  sent_.resize(plan_->units.size());
+  means_at_.push_back(means);
 }
 
 void WayDown::replan() {
@@ -42,7 +44,7 @@ void WayDown::replan() {
 
 bool WayDown::reserve() {
   reports_.reserve(state_->model().options().reports, state_->world());
-  return memory_.reserve() && means_.reserve((mean_offsets_.back() + 1) * sizeof(float)) &&
+  return batch_->reserve() && means_.reserve((means_at_.back() + 1) * sizeof(float)) &&
          out_.reserve(own().down_bound) && recv_.reserve(shares_->down_bytes) &&
          (plan_->exact || stash_.reserve(shares_->down_bytes));
 }
@@ -52,7 +54,7 @@ void WayDown::begin(const Input& input) {
   encoded_ = false;
   flush_ = 0;
   reports_.begin();
-  std::fill(sent_.begin(), sent_.end(), Bytes{});
+  batch_->begin(state_->place(input_.step, 1));
   std::fill(delivered_.begin(), delivered_.end(), uint8_t{0});
   for (uint32_t o = 0; o < state_->world(); ++o) need_[o] = capacity_[o].bytes();
 }
@@ -63,7 +65,7 @@ void WayDown::start_bundle(const WayUp& up) {
   if (own().down.seen != 0) writer_->set_seen(up.received().seen);
 }
 
-void WayDown::encode(WayUp& up) {
+Result<void> WayDown::encode(WayUp& up) {
   start_bundle(up);
   writer_->set_flush(up.received().flush);
   up.mean_of_lanes(writer_->lanes().data());
@@ -72,22 +74,14 @@ void WayDown::encode(WayUp& up) {
     for (size_t i = 0; i < own().units.size(); ++i) writer_->put_non_finite();
     writer_->mark_non_finite();
   } else {
-    up.first_mean();
-    for (const uint32_t unit : own().units) {
-      up.next_mean(unit, mean_of(unit));
-      encode_mean(unit);
-    }
+    if (auto r = up.means(means()); !r) return r;
+    Counters units;  // a mean's outcome is not one of this rank's units
+    BundleSink sink(*writer_, units);
+    if (auto r = batch_->encode(own().units, means(), sink); !r) return r;
+    counters_->residual_resets += units.residual_resets;
   }
   encoded_ = true;
-}
-
-void WayDown::encode_mean(uint32_t unit) {
-  const RankPiece& piece = *plan_->units[unit].piece;
-  Work work = memory_.work(unit, *piece.down);
-  Counters units;  // a mean's outcome is not one of this rank's units
-  sent_[unit] = encode_unit(*piece.down, piece.mean, state_->place(input_.step, 1), mean_of(unit),
-                            work, *writer_, units);
-  counters_->residual_resets += units.residual_resets;
+  return {};
 }
 
 /// A sender knows whether its contribution fitted; what it is granted next is the seen length.
@@ -176,62 +170,37 @@ void WayDown::stash() {
   }
 }
 
-Result<void> WayDown::check() const {
+Result<void> WayDown::check() {
+  for (uint32_t o = 0; o < state_->world(); ++o)
+    received_[o] = {shares_->of[o].units, o, views_[o].slots()};
+  return batch_->check(received_);
+}
+
+Result<void> WayDown::finish(WayUp& up) {
   for (uint32_t o = 0; o < state_->world(); ++o) {
-    SlotCursor cursor = views_[o].slots();
-    for (const uint32_t i : shares_->of[o].units) {
-      const BucketUnit& u = plan_->units[i];
-      if (auto ok = aggregate::check_slot(u.piece->down->spec(), u.piece->mean.unit, cursor.next(),
-                                          o, state_->name_of(u.parameter));
-          !ok)
-        return ok;
-    }
+    if (auto r = decode_share(o, up); !r) return r;
+    capacity_[o].saw(views_[o].bytes);
+    if (!plan_->exact) up.learn(o, views_[o].seen());
   }
   return {};
 }
 
-void WayDown::finish(WayUp& up) {
-  for (uint32_t o = 0; o < state_->world(); ++o) {
-    decode_share(o, up);
-    capacity_[o].saw(views_[o].bytes);
-    if (!plan_->exact) up.learn(o, views_[o].seen());
-  }
-}
-
-void WayDown::decode_share(uint32_t owner, WayUp& up) {
-  const Place down = state_->place(input_.step, 1);
+Result<void> WayDown::decode_share(uint32_t owner, WayUp& up) {
   const Share& share = shares_->of[owner];
   SlotCursor cursor = views_[owner].slots();
-  for (const uint32_t i : share.units) {
-    const BucketUnit& u = plan_->units[i];
-    const RankPiece& piece = *u.piece;
-    const Slot slot = cursor.next();
-    Work work = memory_.work(i, *piece.down);
-    float* out = input_.gradient + u.offset;
-    aggregate::mean_of_unit(piece.down->spec(), piece.mean.unit, down, {&slot, 1}, {&term_, 1},
-                            work, out);
-    Work up_work = up.work(i);
-    piece.codec->commit(piece.send, state_->place(input_.step, 0), up.sent(i), {}, state_->world(),
-                        out, up_work);
-    if (owner == state_->rank()) piece.down->commit(piece.mean, down, sent_[i], {}, 1, out, work);
-  }
+  const pipeline::UnitFloats gradient = plan_->in(input_.gradient);
+  if (auto r = batch_->mean(share.units, {&cursor, 1}, gradient); !r) return r;
+  up.commit(owner);
+  if (owner == state_->rank()) batch_->commit(share.units, 1, gradient);
   const uint8_t* lanes = views_[owner].lanes.data();
   plan_->over_lanes(
       share.lane_begin, share.lane_end, [&](uint64_t at, uint64_t lane, uint64_t count) {
         std::memcpy(input_.gradient + at, lanes + (lane - share.lane_begin) * sizeof(float),
                     count * sizeof(float));
       });
+  return {};
 }
 
-void WayDown::undo() {
-  for (const uint32_t i : own().units) {
-    if (sent_[i].empty()) continue;
-    const RankPiece& piece = *plan_->units[i].piece;
-    Work work = memory_.work(i, *piece.down);
-    piece.down->undo(piece.mean, state_->place(input_.step, 1), sent_[i], mean_of(i),
-                     pipeline::Undo::gradient_travels, work);
-    sent_[i] = {};
-  }
-}
+void WayDown::undo() { batch_->undo(own().units, means(), pipeline::Undo::gradient_travels); }
 
 }  // namespace laconic::collective

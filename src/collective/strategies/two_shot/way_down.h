@@ -22,7 +22,7 @@ class WayDown {
 
   void begin(const Input& input);
   /// This owner's bundle: the re-encoded means of what arrived, or only the lengths that it saw.
-  void encode(WayUp& up);
+  Result<void> encode(WayUp& up);
   void put_incomplete(const WayUp& up);
   [[nodiscard]] bool encoded() const noexcept { return encoded_; }
   /// An all-gather of the owners' bundles that are still to be delivered.
@@ -40,8 +40,8 @@ class WayDown {
   void stash();
 
   // Once everything is delivered:
-  [[nodiscard]] Result<void> check() const;
-  void finish(WayUp& up);
+  [[nodiscard]] Result<void> check();
+  Result<void> finish(WayUp& up);
   /// The longest flush that a rank requested; known as soon as one owner's mean is here.
   [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
 
@@ -52,7 +52,7 @@ class WayDown {
   void undo();
 
   [[nodiscard]] uint64_t held_bytes() const noexcept {
-    return held(memory_, means_, mean_offsets_, sent_, capacity_, need_, views_, delivered_,
+    return held(*batch_, means_, means_at_, received_, capacity_, need_, views_, delivered_,
                 reports_, sizes_, out_, recv_, stash_);
   }
 
@@ -65,24 +65,23 @@ class WayDown {
     const Share& share = shares_->of[owner];
     return {id(owner), share.down, share.down_bounds, share.up_bound};
   }
-  [[nodiscard]] float* mean_of(uint32_t unit) {
-    return reinterpret_cast<float*>(means_.bytes().data()) + mean_offsets_[unit];
+  [[nodiscard]] pipeline::UnitFloats means() {
+    return {reinterpret_cast<float*>(means_.bytes().data()), means_at_};
   }
   void plan_units();
   void start_bundle(const WayUp& up);
-  void encode_mean(uint32_t unit);
   uint64_t seal(const Told& told);
   Result<void> parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard);
-  void decode_share(uint32_t owner, WayUp& up);
+  Result<void> decode_share(uint32_t owner, WayUp& up);
 
   RankState* state_;
   const BucketPlan* plan_;
   const Shares* shares_;
   Counters* counters_;
-  WorkMemory memory_;
+  std::unique_ptr<pipeline::FrameBatch> batch_;
   Arena means_;  // of this owner's units, side by side; needed until delivery is sure
-  std::vector<uint64_t> mean_offsets_;
-  std::vector<Bytes> sent_;  // re-encoded means, by unit; empty: not owned or nothing sent
+  std::vector<uint64_t> means_at_;
+  std::vector<pipeline::Received> received_;
   std::vector<Capacity> capacity_;
   std::vector<uint64_t> need_;  // bytes to grant each owner in this round; 0: delivered
   std::vector<BundleView> views_;
@@ -95,7 +94,6 @@ class WayDown {
   uint8_t round_ = 0;
   uint32_t flush_ = 0;
   bool encoded_ = false;
-  Term term_;  // scratch
 };
 
 }  // namespace laconic::collective

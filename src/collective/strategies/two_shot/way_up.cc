@@ -8,12 +8,42 @@
 #include "collective/exchange/strategy_parts.h"
 
 namespace laconic::collective {
+namespace {
+
+/// Payloads go into the bundles for their owners.
+class ShareSink final : public pipeline::PayloadSink {
+ public:
+  ShareSink(const BucketPlan& plan, std::vector<std::optional<BundleWriter>>& writers,
+            Counters& counters)
+      : plan_(&plan), writers_(&writers), counters_(&counters) {}
+  MutBytes room(uint32_t unit) override { return room_ = writer(unit).room(); }
+  Bytes put(uint32_t unit, const pipeline::UnitEncoded& encoded) override {
+    put_unit(encoded, writer(unit), *counters_);
+    return room_.first(encoded.bytes);
+  }
+
+ private:
+  [[nodiscard]] BundleWriter& writer(uint32_t unit) {
+    return *(*writers_)[plan_->units[unit].piece->owner];
+  }
+
+  const BucketPlan* plan_;
+  std::vector<std::optional<BundleWriter>>* writers_;
+  Counters* counters_;
+  MutBytes room_;
+};
+
+}  // namespace
 
 WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters)
-    : state_(&state), plan_(&plan), shares_(&shares), counters_(&counters), sizes_(state.world()) {
+    : state_(&state),
+      plan_(&plan),
+      shares_(&shares),
+      counters_(&counters),
+      batch_(state.batches().frames(state.world())),
+      sizes_(state.world()) {
   const uint32_t world = state.world();
-  for (const BucketUnit& u : plan.units) memory_.plan(u.piece->send.plan);
-  sent_.resize(plan.units.size());
+  plan.fill(*batch_);
   for (const Share& share : shares.of) capacity_.emplace_back(share.up_bound, plan.exact);
   for (auto* v : {&need_to_, &need_from_}) v->resize(world);
   writers_.resize(world);
@@ -21,44 +51,41 @@ WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Cou
   here_.resize(world);
   overflowed_.resize(world);
   cursors_.resize(world);
-  slots_.resize(world);
-  terms_.resize(world);
   lanes_.resize(world);
 }
 
 void WayUp::replan() {
-  sent_.resize(plan_->units.size());
-  memory_.restart();
-  for (const BucketUnit& u : plan_->units) memory_.plan(u.piece->send.plan);
+  plan_->fill(*batch_);
   for (uint32_t o = 0; o < state_->world(); ++o)
     capacity_[o].rebound(shares_->of[o].up_bound, plan_->exact);
 }
 
 bool WayUp::reserve() {
   const uint64_t room = state_->world() * round_up(own().up_bound, 64);
-  return memory_.reserve() && out_.reserve(shares_->up_bytes) && recv_.reserve(room) &&
+  return batch_->reserve() && out_.reserve(shares_->up_bytes) && recv_.reserve(room) &&
          (plan_->exact || stash_.reserve(room));
 }
 
-void WayUp::begin(const Input& input, bool encodes, OwnShare* own) {
+Result<void> WayUp::begin(const Input& input, bool encodes, OwnShare* own) {
   input_ = input;
   received_ = {};
-  std::fill(sent_.begin(), sent_.end(), Bytes{});
+  batch_->begin(state_->place(input_.step, 0));
   std::fill(here_.begin(), here_.end(), uint8_t{0});
   for (uint32_t r = 0; r < state_->world(); ++r) {
     const bool self = r == state_->rank();  // its own share never leaves this rank
     need_to_[r] = self ? 0 : capacity_[r].bytes();
     need_from_[r] = self ? 0 : capacity_[state_->rank()].bytes();
   }
-  if (!encodes || input_.failure != nullptr) return;
-  for (uint32_t o = 0; o < state_->world(); ++o) encode_share(o, own);
+  if (!encodes || input_.failure != nullptr) return {};
+  for (uint32_t o = 0; o < state_->world(); ++o) start_bundle(o);
+  return encode(own);
 }
 
 void WayUp::mark_non_finite() {
   for (auto& writer : writers_) writer->mark_non_finite();
 }
 
-void WayUp::encode_share(uint32_t owner, OwnShare* own) {
+void WayUp::start_bundle(uint32_t owner) {
   const Share& share = shares_->of[owner];
   BundleWriter& writer = writers_[owner].emplace(out(owner), share.up);
   writer.set_flush(input_.flush_request);
@@ -68,18 +95,24 @@ void WayUp::encode_share(uint32_t owner, OwnShare* own) {
                       std::memcpy(lanes + (lane - share.lane_begin) * sizeof(float),
                                   input_.gradient + at, count * sizeof(float));
                     });
-  const Place place = state_->place(input_.step, 0);
-  for (const uint32_t i : share.units) {
-    const BucketUnit& u = plan_->units[i];
-    const float* gradient = input_.gradient + u.offset;
-    if (own != nullptr && own->has(i)) {
-      put_unit(own->take(i, gradient), writer, *counters_);
+}
+
+/// An owner's bundle has its units in the order of the bucket.
+Result<void> WayUp::encode(OwnShare* own) {
+  ShareSink sink(*plan_, writers_, *counters_);
+  const pipeline::UnitFloats gradients = plan_->in(input_.gradient);
+  if (own == nullptr) return batch_->encode(batch_->all(), gradients, sink);
+  for (uint32_t i = 0; i < plan_->units.size(); ++i) {
+    if (own->has(i)) {
+      sink.put(i, own->take(i, gradients.of(i)));
       continue;
     }
-    Work lent = work(i);
-    sent_[i] =
-        encode_unit(*u.piece->codec, u.piece->send, place, gradient, lent, writer, *counters_);
+    auto encoded = batch_->encode(batch_->all().subspan(i, 1), gradients, sink);
+    if (encoded) continue;
+    batch_->keep(batch_->all().subspan(i + 1), gradients);
+    return encoded;
   }
+  return {};
 }
 
 /// Completes the bundle for an owner where it was encoded; gives the bytes to send.
@@ -140,13 +173,8 @@ void WayUp::receive_from(uint32_t from, Bytes bytes, Told& told) {
   if (view->overflow) return;
   received_.non_finite = received_.non_finite || view->non_finite;
   received_.flush = std::max(received_.flush, view->flush);
-  SlotCursor cursor = view->slots();
-  for (const uint32_t i : own().units) {
-    const BucketUnit& u = plan_->units[i];
-    auto ok = aggregate::check_slot(u.piece->codec->spec(), u.piece->send.unit, cursor.next(), from,
-                                    state_->name_of(u.parameter));
-    if (!ok) return fail(ok.error());
-  }
+  const pipeline::Received received{own().units, from, view->slots()};
+  if (auto ok = batch_->check({&received, 1}); !ok) return fail(ok.error());
   views_[from] = *view;
   here_[from] = 1;
 }
@@ -178,27 +206,9 @@ void WayUp::mean_of_lanes(uint8_t* out) {
                            own().lane_end - own().lane_begin);
 }
 
-void WayUp::first_mean() {
+Result<void> WayUp::means(pipeline::UnitFloats out) {
   for (uint32_t r = 0; r < state_->world(); ++r) cursors_[r] = views_[r].slots();
-}
-
-void WayUp::next_mean(uint32_t unit, float* out) {
-  for (uint32_t r = 0; r < state_->world(); ++r) slots_[r] = cursors_[r].next();
-  Work lent = work(unit);
-  const RankPiece& piece = *plan_->units[unit].piece;
-  aggregate::mean_of_unit(piece.codec->spec(), piece.send.unit, state_->place(input_.step, 0),
-                          slots_, terms_, lent, out);
-}
-
-void WayUp::undo(uint32_t owner, pipeline::Undo why) {
-  const Place place = state_->place(input_.step, 0);
-  for (const uint32_t i : shares_->of[owner].units) {
-    if (sent_[i].empty()) continue;
-    const BucketUnit& u = plan_->units[i];
-    Work lent = work(i);
-    u.piece->codec->undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, lent);
-    sent_[i] = {};
-  }
+  return batch_->mean(own().units, cursors_, out);
 }
 
 }  // namespace laconic::collective

@@ -11,7 +11,7 @@
 #include "collective/strategies/two_shot/own_share.h"
 #include "collective/strategies/two_shot/shares.h"
 #include "collective/strategies/two_shot/told.h"
-#include "pipeline/unit_codec.h"
+#include "pipeline/batch_codec.h"
 
 namespace laconic::collective {
 
@@ -25,8 +25,8 @@ class WayUp {
 
   /// Starts an exchange: grants capacities and, unless this rank has failed already or the gradient
   /// goes another way, encodes. `own` takes what this rank contributes to its own means; null: that
-  /// is encoded, too.
-  void begin(const Input& input, bool encodes = true, OwnShare* own = nullptr);
+  /// is encoded, too. An error is BatchCodec::encode's.
+  Result<void> begin(const Input& input, bool encodes = true, OwnShare* own = nullptr);
   /// Called before emit(): a value that this rank sends to an owner is not finite. All owners
   /// receive the mark.
   void mark_non_finite();
@@ -54,21 +54,24 @@ class WayUp {
   // Once receive() was true:
   /// Mean of the owner's lanes, at any alignment.
   void mean_of_lanes(uint8_t* out);
-  /// Means of this owner's units, in their order: one call each.
-  void first_mean();
-  void next_mean(uint32_t unit, float* out);
-
-  /// This rank's payload of a unit; empty: nothing was sent.
-  [[nodiscard]] Bytes sent(uint32_t unit) const { return sent_[unit]; }
-  [[nodiscard]] Work work(uint32_t unit) {
-    return memory_.work(unit, *plan_->units[unit].piece->codec);
+  /// Means of this owner's units.
+  Result<void> means(pipeline::UnitFloats out);
+  /// An owner's means are in the gradient buffer.
+  void commit(uint32_t owner) {
+    batch_->commit(shares_->of[owner].units, state_->world(), plan_->in(input_.gradient));
   }
   /// Nothing of what this rank sends to an owner counts.
-  void undo(uint32_t owner, pipeline::Undo why);
+  void undo(uint32_t owner, pipeline::Undo why) {
+    batch_->undo(shares_->of[owner].units, plan_->in(input_.gradient), why);
+  }
+  /// The means of an owner, in the gradient buffer, travel no further.
+  void keep_means(uint32_t owner) {
+    batch_->keep(shares_->of[owner].units, plan_->in(input_.gradient));
+  }
 
   [[nodiscard]] uint64_t held_bytes() const noexcept {
-    return held(memory_, sent_, capacity_, need_to_, need_from_, writers_, views_, here_,
-                overflowed_, cursors_, slots_, terms_, lanes_, sizes_, out_, recv_, stash_);
+    return held(*batch_, capacity_, need_to_, need_from_, writers_, views_, here_, overflowed_,
+                cursors_, lanes_, sizes_, out_, recv_, stash_);
   }
 
  private:
@@ -79,7 +82,8 @@ class WayUp {
   [[nodiscard]] MutBytes out(uint32_t owner) {
     return out_.bytes().subspan(shares_->of[owner].up_offset, shares_->of[owner].up_bound);
   }
-  void encode_share(uint32_t owner, OwnShare* own);
+  void start_bundle(uint32_t owner);
+  Result<void> encode(OwnShare* own);
   uint64_t seal(uint32_t owner, uint64_t granted, const Told& told);
   void receive_from(uint32_t from, Bytes bytes, Told& told);
 
@@ -87,8 +91,7 @@ class WayUp {
   const BucketPlan* plan_;
   const Shares* shares_;
   Counters* counters_;
-  WorkMemory memory_;
-  std::vector<Bytes> sent_;          // by unit
+  std::unique_ptr<pipeline::FrameBatch> batch_;
   std::vector<Capacity> capacity_;   // by owner: of the bundles to it, the same on all ranks
   std::vector<uint64_t> need_to_;    // bytes to grant in this round; 0: nothing travels
   std::vector<uint64_t> need_from_;  // bytes by sender to this owner
@@ -97,8 +100,6 @@ class WayUp {
   std::vector<uint8_t> here_;        // by sender: its contribution to this owner
   std::vector<uint8_t> overflowed_;  // by owner: this rank's bundle did not fit
   std::vector<SlotCursor> cursors_;
-  std::vector<Slot> slots_;
-  std::vector<Term> terms_;
   std::vector<const void*> lanes_;
   Sizes sizes_;
   Arena out_, recv_, stash_;

@@ -44,11 +44,11 @@ class DenseLanes final : public SumPart {
     riders_.begin(input);
     return true;
   }
-  void encode(const SumRound&) override;
+  Result<void> encode(const SumRound&) override;
   void poison(const SumRound&) override;
   uint32_t emit(const SumRound&, std::span<Step> batch) override;
   bool hear(const SumRound&) override;
-  void finish() override;
+  Result<void> finish() override;
   void undo(pipeline::Undo why) override;
 
  private:
@@ -94,7 +94,7 @@ void DenseLanes::fill(Dense&& dense, bool raw) {
   }
 }
 
-void DenseLanes::encode(const SumRound&) {
+Result<void> DenseLanes::encode(const SumRound&) {
   for (DenseParameter& part : parts_) {
     const RankParameter& p = state_->parameter(part.parameter);
     const float* const gradient = gradient_ + part.offset;
@@ -106,6 +106,7 @@ void DenseLanes::encode(const SumRound&) {
   }
   state_->kernels().scale(lanes(), 1.0F / static_cast<float>(state_->world()), lanes_);
   riders_.put(DType::f32, 1.0F, riding());
+  return {};
 }
 
 /// A sum cannot carry a message: all ones, a NaN, announce that there is one.
@@ -129,7 +130,7 @@ bool DenseLanes::hear(const SumRound&) {
   return pipeline::scan(any, lanes(), lanes_).all_finite;
 }
 
-void DenseLanes::finish() {
+Result<void> DenseLanes::finish() {
   riders_.over_absent([&](uint32_t i) {
     const auto part = std::ranges::find(parts_, layout_->parameters[i], &DenseParameter::parameter);
     if (part == parts_.end()) return;
@@ -142,6 +143,7 @@ void DenseLanes::finish() {
     if (part.released != 0) drop_share(*state_, p, part.released, DType::f32, gradient);
     std::copy_n(lanes() + part.lane, p.count, gradient);
   }
+  return {};
 }
 
 void DenseLanes::undo(pipeline::Undo why) {

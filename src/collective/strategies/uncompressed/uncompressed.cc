@@ -170,7 +170,7 @@ Result<Next> Uncompressed::next(std::span<Step> batch) {
   return Next{Verdict::delivered, 0};
 }
 
-void Uncompressed::finish() {
+void Uncompressed::settle() {
   phase_ = Phase::idle;
   if (releases()) drop_residuals();
   if (wide_) narrow(*state_, input_, layout_->elements);

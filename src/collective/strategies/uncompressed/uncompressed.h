@@ -39,7 +39,12 @@ class Uncompressed final : public Strategy {
   Result<Next> next(std::span<Step> batch) override;
   /// The only leg: there are no failures elsewhere.
   void fail(const Error&) override {}
-  void finish() override;
+  Result<void> finish() override {
+    settle();
+    return {};
+  }
+  /// As finish().
+  void settle();
   [[nodiscard]] bool replan() override { return true; }
   /// Adds lost gradients of compressed parameters to their residuals, but in plain mode.
   void undo(pipeline::Undo why) override;
