@@ -76,8 +76,11 @@ TEST_P(FailingCodec, FailureOnOneRankIsErrorOnAllAndLosesNothing) {
   for (const auto& r : job.step(0, buffers)) ASSERT_TRUE(r) << r.error().message;
   buffers = gradients(kWorld, job.layout.elements, 2);
   const auto g = buffers;
-  std::array<std::vector<float>, kWorld> before;
-  for (uint32_t r = 0; r < kWorld; ++r) before[r] = job.entry(r, "residual/b");
+  const auto residuals = [&](uint32_t rank) {
+    return std::array{job.entry(rank, "residual/a"), job.entry(rank, "residual/b")};
+  };
+  std::vector<std::array<std::vector<float>, 2>> before;
+  for (uint32_t r = 0; r < kWorld; ++r) before.push_back(residuals(r));
   job.even[1].fault = fault;
   const auto results = job.step(1, buffers);
   for (uint32_t rank = 0; rank < kWorld; ++rank) {
@@ -88,9 +91,11 @@ TEST_P(FailingCodec, FailureOnOneRankIsErrorOnAllAndLosesNothing) {
     EXPECT_NE(results[rank].error().message.find(words), std::string::npos)
         << results[rank].error().message;
     EXPECT_TRUE(same_bits(buffers[rank], g[rank])) << "nothing is written before all have decoded";
-    const std::vector<float> after = job.entry(rank, "residual/b");
-    for (size_t i = 0; i < after.size(); ++i)
-      ASSERT_EQ(after[i], before[rank][i] + g[rank][job.layout.offsets[2] + i]);
+    const auto after = residuals(rank);
+    for (const size_t p : {size_t{0}, size_t{1}}) {
+      for (size_t i = 0; i < after[p].size(); ++i)
+        ASSERT_EQ(after[p][i], before[rank][p][i] + g[rank][job.layout.offsets[2 * p] + i]);
+    }
     EXPECT_EQ(job.entry(rank, "state/b@0#0"), std::vector<float>{1}) << "not delivered";
   }
   job.even[1].fault = Fault::none;
@@ -100,6 +105,7 @@ TEST_P(FailingCodec, FailureOnOneRankIsErrorOnAllAndLosesNothing) {
 INSTANTIATE_TEST_SUITE_P(
     All, FailingCodec,
     testing::Values(Case{Fault::encode, "a: even: no idea", "even"},
+                    Case{Fault::encode_301, "b: even: no idea", "even"},
                     Case{Fault::silent, "a: even: encode failed", "even+noef"},
                     Case{Fault::longer, "encode returned 6001 bytes, plan allows 6000", "even"},
                     Case{Fault::decode, "the payload of rank 1: even: nor here", "even"},

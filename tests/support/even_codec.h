@@ -13,7 +13,7 @@
 namespace laconic::test {
 
 struct Even {
-  enum class Fault : uint8_t { none, encode, silent, longer, decode, nan, rank_0 };
+  enum class Fault : uint8_t { none, encode, encode_301, silent, longer, decode, nan, rank_0 };
   Fault fault = Fault::none;
   uint64_t bytes = 0;  ///< that plan says; 0: what it takes
   uint32_t plans = 0;  ///< how often plan was asked
@@ -34,7 +34,8 @@ struct Even {
   static int32_t encode(void* context, const laconic_codec_call* call, const float* values,
                         void* out, uint64_t room, uint64_t* bytes, char* why, uint64_t why_room) {
     const Even& even = of(context);
-    if (even.fault == Fault::encode) return failed(why, why_room, "even: no idea");
+    if (even.fault == Fault::encode || (even.fault == Fault::encode_301 && call->rows == 301))
+      return failed(why, why_room, "even: no idea");
     if (even.fault == Fault::silent) return 7;
     const uint64_t n = (call->rows * call->cols + 1) / 2;
     *bytes = n * sizeof(float);
