@@ -14,7 +14,6 @@
 // takes part in the pull, whatever failed in the push: the pull carries failures that others may
 // not know.
 #include <algorithm>
-#include <ranges>
 
 #include "collective/exchange/strategy_parts.h"
 #include "collective/strategies/push_pull/pull.h"
@@ -122,8 +121,9 @@ bool PushPull::is_finite(bool all) const {
     return (!all && piece.send.memory.values != nullptr) ||
            finite(*piece.codec, plan_.at[i], piece.send.unit.count);
   };
-  return std::ranges::all_of(plan_.raw, lane) &&
-         std::ranges::all_of(std::views::iota(size_t{0}, plan_.units.size()), unit);
+  for (uint32_t i = 0; i < plan_.units.size(); ++i)
+    if (!unit(i)) return false;
+  return std::ranges::all_of(plan_.raw, lane);
 }
 
 Result<Next> PushPull::next(std::span<Step> batch) {
