@@ -235,7 +235,10 @@ function(laconic_engine_tests)
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/tools/wire.cc PROPERTY SKIP_PRECOMPILE_HEADERS ON)  # optimised, for what it is of
   laconic_fake_nccl()
   # Some of them on the machine's GPU, with the library's own kernels: scripts/gpu_check.
-  add_executable(test_on_card EXCLUDE_FROM_ALL ${dir}/device_tensor_test.cc)
+  add_executable(test_on_card ${dir}/device_tensor_test.cc)
+  if(LACONIC_SANITIZE)
+    set_property(TARGET test_on_card PROPERTY EXCLUDE_FROM_ALL ON)
+  endif()
   target_compile_definitions(test_on_card PRIVATE LACONIC_ON_CARD)
   target_link_libraries(test_on_card PRIVATE
     laconic_flags laconic_test_support laconic_engine_table laconic_program_deps GTest::gmock GTest::gtest_main)
