@@ -66,7 +66,7 @@ comparison:  ## every codec and exchange with five models on three networks into
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.learning.comparison $(PARTS)
 
-cifar10:  ## 3lc beside its paper's competitors on CIFAR-10, DATA=FILE, into docs/results/cifar10.md (two hours, in parts); PARTS= some
+cifar10:  ## 3lc beside its paper's competitors on CIFAR-10, DATA=FILE, into docs/results/cifar10.md (three hours, in parts); PARTS= some
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.learning.cifar10 --data "$(DATA)" $(PARTS)
@@ -81,7 +81,7 @@ aggregation-learning:  ## thc under loss, late workers, other widths, into docs/
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.aggregation.aggregation_learning
 
-thc:  ## time to the target of thc, over servers and without, with gpt and lstm into docs/results/thc.md (two hours, in parts); PARTS= some
+thc:  ## time to the target of thc, over servers and without, with gpt and lstm into docs/results/thc.md (three hours, in parts); PARTS= some
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.aggregation.thc $(PARTS)

@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Time to the target of thc, over servers and without, beside other exchanges, with lstm and gpt under Adam: docs/results/thc.md.
 
-    make thc                                          what is missing (two hours, in parts), then the page and its cells
+    make thc                                          what is missing (three hours, in parts), then the page and its cells
     python -m bench.aggregation.thc time learn-gpt-4  these cells, or all whose names begin so; --list: all, with their minutes
     python -m bench.aggregation.thc --page            the page alone; --restore: first take cells from thc.cells
 
@@ -14,13 +14,12 @@ from __future__ import annotations
 import functools
 import json
 import math
-import statistics
 import sys
 import types
 from pathlib import Path
 
 from bench.learning.comparison_rank import trained
-from bench.learning.comparison_tables import environment, quality, reached_text, units_of
+from bench.learning.comparison_tables import TimeToTarget, environment, quality, reached_text, units_of
 from bench.learning.learning import environment as here
 from bench.lib import cells, group, lab, models, servers, tables
 from bench.lib.labels import label_of
@@ -105,32 +104,23 @@ def cells_of() -> list[cells.Cell]:
 # ---- tables -----------------------------------------------------------------------------------------------------------
 
 
-class Row:
-    """One exchange, with a model and so many workers. found: by cell, what it gave, or None."""
+class Row(TimeToTarget):
+    """One exchange with a model and a number of workers. found: the result of each cell, None where it is missing."""
 
     def __init__(self, found: dict, model: str, world: int, spec: str):
         self.model, self.spec = model, spec
         runs = {seed: found.get(name("learn", model, world, seed)) for seed in SEEDS}
         learned = {seed: run["ways"][spec.partition("@")[0]] for seed, run in runs.items() if run}
         self.finals = {seed: run["final"] for seed, run in learned.items()}
-        self.reached = [math.inf if run["steps"] is None else run["steps"] for run in learned.values()]
+        self.reached = {seed: run["steps"] for seed, run in learned.items()}
         self.times = {}
         for cell in (name("loss", model, world), *(name("time", model, world, network) for network in NETWORKS)):
             for network, specs in (found[cell]["networks"] if found.get(cell) else {}).items():
                 if spec in specs:
                     self.times[network] = specs[spec]
 
-    @property
-    def steps(self) -> float | None:
-        """To the target: the median, infinite where it is not reached."""
-        return statistics.median(self.reached) if self.reached else None
-
     def step(self, network: str) -> float | None:
         return self.times[network]["step"] if network in self.times else None
-
-    def time(self, network: str) -> float | None:
-        """To the target, in seconds."""
-        return None if self.steps is None or network not in self.times else self.steps * self.step(network)
 
 
 def rows_of(found: dict, model: str, world: int) -> list[Row]:

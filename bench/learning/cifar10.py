@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """3LC beside what its paper compares it with, on its paper's task, CIFAR-10 with a residual net: docs/results/cifar10.md.
 
-    make cifar10 DATA=FILE                                            what is missing (two hours, in parts), then the page and its cells
+    make cifar10 DATA=FILE                                            what is missing (three hours, in parts), then the page and its cells
     python -m bench.learning.cifar10 --data FILE learn-0 time         these cells, or all whose names begin so; --list: all, with their minutes
     python -m bench.learning.cifar10 --page                           the page alone; --restore: first take cells from cifar10.cells
 
@@ -92,7 +92,7 @@ def cells_of(data: str | None) -> list[cells.Cell]:
 
 
 class Row:
-    """One exchange. found: by cell, what it gave, or None."""
+    """One exchange. found: the result of each cell, None where it is missing."""
 
     def __init__(self, way: str, found: dict):
         self.way = way

@@ -24,7 +24,22 @@ UNIT = {"": "parameter", "bucket": "1 MiB of parameters", "whole": "the model"}
 PANEL = 300  # height of a plot
 
 
-class Row:
+class TimeToTarget:
+    """reached: steps to the target by seed, None where it is not reached. step(network): seconds of a step, or None."""
+
+    reached: dict
+
+    @property
+    def steps(self) -> float | None:
+        """To the target: the median, infinite where it is not reached."""
+        return statistics.median(math.inf if count is None else count for count in self.reached.values()) if self.reached else None
+
+    def time(self, network: str) -> float | None:
+        """To the target, in seconds."""
+        return None if self.steps is None or self.step(network) is None else self.steps * self.step(network)
+
+
+class Row(TimeToTarget):
     """One exchange with one model: its cells, some of which may be missing."""
 
     def __init__(self, model: str, way: str):
@@ -47,21 +62,12 @@ class Row:
         """Times, than uncompressed float32."""
         return self.bytes and plain.bytes and plain.bytes / self.bytes
 
-    @property
-    def steps(self) -> float | None:
-        """To the target: the median, infinite where it is not reached."""
-        return statistics.median(math.inf if count is None else count for count in self.reached.values()) if self.reached else None
-
     def step(self, network: str) -> float | None:
         return self.times and self.times["networks"][network]["step"]
 
     def port(self, network: str) -> float | None:
         """Bytes of a step by the kernel's count."""
         return self.times and self.times["networks"][network]["bytes"]
-
-    def time(self, network: str) -> float | None:
-        """To the target, in seconds."""
-        return None if self.steps is None or self.times is None else self.steps * self.step(network)
 
 
 def code(way: str) -> str:

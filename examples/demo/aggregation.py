@@ -39,7 +39,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--specs", help=f"separated by spaces; @switch, @hosts, @xdp: where servers are (default {SPECS}, and as root "
                         f"{IN_THE_KERNEL})")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--seeds", type=int, default=1, help="final qualities become means over so many runs")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs whose mean is the final quality")
     parser.add_argument("--steps", type=int, help="of the runs that give the final quality (default: the model's)")
     parser.add_argument("--repeats", type=int, default=2, help="of the blocks on each network")
     parser.add_argument("--slow-steps", type=int, default=3, help="per repeat, of exchanges above 100 ms a step")

@@ -43,7 +43,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--networks", help="several rates, separated by spaces")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--specs", default=SPECS, help="separated by spaces; pytorch:ddp is always there")
-    parser.add_argument("--seeds", type=int, default=1, help="final qualities become means over so many runs")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs whose mean is the final quality")
     parser.add_argument("--steps", type=int, help="of the runs that give the final quality (default: the model's)")
     parser.add_argument("--every", type=int, help="steps between evaluations (default: the model's)")
     parser.add_argument("--target", type=float, help="accuracy, or bits a character, on test samples (default: the model's)")

@@ -38,7 +38,7 @@ struct TensorRef {
   uint64_t cols = 1;
   void* data = nullptr;
   TensorMemory memory = TensorMemory::host;  ///< of data
-  /// Of a GPU: the CUstream whose queued work comes first. Null: CUDA's default stream.
+  /// A CUstream on the GPU of `data`; its queued work runs first. Null: CUDA's default stream.
   void* stream = nullptr;
 };
 

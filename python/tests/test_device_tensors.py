@@ -93,4 +93,6 @@ print("equal")
 def test_tensors_on_gpu_give_frames_of_cpu():
     done = subprocess.run([sys.executable, "-c", PROGRAM, DRIVER], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip() in ("equal", "no kernels")
+    if done.stdout.strip() == "no kernels":
+        pytest.skip("built without nvcc")
+    assert done.stdout.strip() == "equal"

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What @NAME@ computes for one block or one element, on the CPU and on GPUs.
+// Arithmetic of @NAME@ for one block or one element, on the CPU and on GPUs.
 #pragma once
 
 #include <cstdint>

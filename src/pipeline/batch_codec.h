@@ -48,7 +48,7 @@ class PayloadSink {
 class SumSource {
  public:
   virtual Term sum(uint32_t unit) = 0;
-  /// By granule of the unit: 1 if this rank's values are not in the sum. Empty: all are.
+  /// A byte per granule of the unit, 1 if this rank's values are not in the sum. Empty: all are.
   [[nodiscard]] virtual std::span<const uint8_t> left_out(uint32_t) const { return {}; }
 
  protected:
@@ -62,7 +62,7 @@ struct Received {
   SlotCursor slots;
 };
 
-/// What strategies of both kinds ask of their units.
+/// The calls that bundles and sums have in common.
 class BatchCodec {
  public:
   using Units = std::span<const uint32_t>;
@@ -83,8 +83,8 @@ class BatchCodec {
 
   /// Nothing was sent yet. `place`: without a prescale.
   virtual void begin(const Place& place) = 0;
-  /// First rounds of `units`, in order. After an error nothing of them is sent: memory has taken
-  /// the gradients of all.
+  /// First rounds of `units`, in order. After an error memory has changed for those whose outcome
+  /// is `payload`, as encode left it, and for no others.
   virtual Result<void> encode(Units units, UnitFloats gradients, PayloadSink& sink) = 0;
   /// That of its first round; zero before, and after undo.
   [[nodiscard]] virtual Outcome outcome(uint32_t unit) const noexcept = 0;
@@ -124,7 +124,7 @@ class SumBatch : public BatchCodec {
 
 class Batches {
  public:
-  /// Of which `world` ranks send payloads.
+  /// For the payloads of `world` ranks.
   [[nodiscard]] virtual std::unique_ptr<FrameBatch> frames(uint32_t world) const = 0;
   [[nodiscard]] virtual std::unique_ptr<SumBatch> sums() const = 0;
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 256;
 
-/// What a launch takes of them at most.
+/// The terms of one launch.
 std::span<const Term> first_of(std::span<const Term> terms) {
   return terms.first(std::min<std::size_t>(terms.size(), device::kTerms));
 }

@@ -12,7 +12,7 @@
 namespace laconic::pipeline {
 namespace {
 
-/// What both kinds have in common.
+/// The common part of both kinds.
 template <class Kind>
 class HostBatch : public Kind {
  public:
@@ -84,7 +84,7 @@ class HostBatch : public Kind {
       p.prescale = 1.0F / static_cast<float>(p.world);
     return p;
   }
-  /// What a registered codec has got wrong since it was asked last.
+  /// The error of a registered codec since the last call.
   [[nodiscard]] std::optional<Error> failure_of(uint32_t unit) const {
     const codecs::Registered* const own = codec(unit).spec().registered();
     auto why = own != nullptr ? own->take_failure() : std::nullopt;
@@ -104,19 +104,14 @@ class HostBatch : public Kind {
 
 template <class Kind>
 Result<void> HostBatch<Kind>::encode(Units units, UnitFloats gradients, PayloadSink& sink) {
-  for (size_t k = 0; k < units.size(); ++k) {
-    const uint32_t i = units[k];
+  for (const uint32_t i : units) {
     Own& own = own_[i];
     Work work = work_of(i);
     const UnitEncoded encoded = codec(i).encode(slot(i), place(i, own.first), gradients.of(i), work,
                                                 sink.room(i), own.first);
     own.outcome = encoded.outcome;
     own.payload = sink.put(i, encoded);
-    auto failure = failure_of(i);
-    if (!failure) continue;
-    undo(units.first(k), gradients, Undo::gradient_lost);
-    keep(units.subspan(k), gradients);
-    return *std::move(failure);
+    if (auto failure = failure_of(i)) return *std::move(failure);
   }
   return {};
 }

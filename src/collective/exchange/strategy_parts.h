@@ -47,6 +47,16 @@ class BundleSink final : public pipeline::PayloadSink {
   MutBytes room_;
 };
 
+/// After an encode of `units` that failed: nothing is sent, and memory has the gradients of all.
+inline void keep_all(pipeline::BatchCodec& batch, pipeline::BatchCodec::Units units,
+                     pipeline::UnitFloats gradients) {
+  for (size_t k = 0; k < units.size(); ++k) {
+    if (batch.outcome(units[k]) != pipeline::Outcome::payload)
+      batch.keep(units.subspan(k, 1), gradients);
+  }
+  batch.undo(units, gradients, pipeline::Undo::gradient_lost);
+}
+
 /// The gradient of a parameter (at `gradient`) travels no way: into its residual with it.
 inline void keep_gradient(const RankState& state, uint32_t parameter, const float* gradient) {
   const RankParameter& p = state.parameter(parameter);

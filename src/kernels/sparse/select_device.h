@@ -35,7 +35,7 @@ struct SelectCounts {
   uint32_t above = 0;
   uint32_t ties = 0;
 
-  /// Of one element, in a word whose sums are those of both.
+  /// Counts of one element; the sum of such words has those of several.
   [[nodiscard]] LACONIC_HOST_DEVICE static constexpr uint32_t word(uint32_t key, uint32_t cut) {
     return key > cut ? 1U : key == cut ? 1U << 16 : 0U;
   }

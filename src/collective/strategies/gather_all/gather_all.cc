@@ -157,6 +157,7 @@ void GatherAll::encode() {
   BundleSink sink(*writer_, *counters_);
   auto encoded = batch_->encode(batch_->all(), plan_.in(input_.gradient), sink);
   if (encoded) return;
+  keep_all(*batch_, batch_->all(), plan_.in(input_.gradient));
   decoding_.fail(std::move(encoded).error());
   input_.failure = decoding_.failure();
 }

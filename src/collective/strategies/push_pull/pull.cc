@@ -94,8 +94,10 @@ void Pull::encode(Told& told) {
   }
   Counters units;  // a change's outcome is not one of this rank's units
   BundleSink sink(*writer_, units);
-  if (auto r = batch_->encode(own().units, means(), sink); !r)
+  if (auto r = batch_->encode(own().units, means(), sink); !r) {
+    batch_->undo(own().units, means(), pipeline::Undo::gradient_travels);
     return told.note(state.rank(), input_.bucket, r.error());
+  }
   for (const uint32_t i : own().units) {
     const BucketUnit& u = parts_.plan->units[i];
     const uint64_t n = u.piece->mean.unit.count;

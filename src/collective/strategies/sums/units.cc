@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "collective/exchange/strategy_parts.h"
+
 namespace laconic::collective {
 
 using pipeline::Outcome;
@@ -30,6 +32,14 @@ bool SumUnits::begin(const Input& input) {
   bool late = true;
   for (uint32_t i = 0; i < size(); ++i) late = late && first(i) == last(i);
   return late;
+}
+
+Result<void> SumUnits::encode(uint32_t round, pipeline::PayloadSink& sink) {
+  const pipeline::UnitFloats gradients = plan_.in(input_.gradient);
+  auto encoded = round == 0 ? batch_->encode(batch_->all(), gradients, sink)
+                            : batch_->encode_round(round, gradients, sink);
+  if (!encoded && round == 0) keep_all(*batch_, batch_->all(), gradients);
+  return encoded;
 }
 
 void SumUnits::count(uint32_t i, uint32_t round, const pipeline::UnitEncoded& encoded) {

@@ -55,16 +55,13 @@ class SumUnits {
   /// ranks.
   [[nodiscard]] uint32_t first(uint32_t i) const { return batch_->first(i); }
   /// All units, in round 0 of the exchange: each in the first round that it needs.
-  Result<void> encode(uint32_t round, pipeline::PayloadSink& sink) {
-    const pipeline::UnitFloats gradients = plan_.in(input_.gradient);
-    return round == 0 ? batch_->encode(batch_->all(), gradients, sink)
-                      : batch_->encode_round(round, gradients, sink);
-  }
+  /// After an error in round 0 memory has the gradients of all; later undo() gives them back.
+  Result<void> encode(uint32_t round, pipeline::PayloadSink& sink);
   /// The round of a unit that is encoded in `round` of the exchange.
   [[nodiscard]] uint32_t round_of(uint32_t i, uint32_t round) const {
     return round == 0 ? first(i) : round;
   }
-  /// Counts what became of a unit in that round. A later round of one without a payload is zero and
+  /// Counts a unit's outcome in that round. A later round of one without a payload is zero and
   /// does not count.
   void count(uint32_t i, uint32_t round, const pipeline::UnitEncoded& encoded);
   /// Copy of a unit's last payload: a sum overwrites elements.

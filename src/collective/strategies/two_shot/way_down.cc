@@ -77,7 +77,10 @@ Result<void> WayDown::encode(WayUp& up) {
     if (auto r = up.means(means()); !r) return r;
     Counters units;  // a mean's outcome is not one of this rank's units
     BundleSink sink(*writer_, units);
-    if (auto r = batch_->encode(own().units, means(), sink); !r) return r;
+    if (auto r = batch_->encode(own().units, means(), sink); !r) {
+      undo();  // the ways up keep what the means are made of
+      return r;
+    }
     counters_->residual_resets += units.residual_resets;
   }
   encoded_ = true;

@@ -101,18 +101,24 @@ void WayUp::start_bundle(uint32_t owner) {
 Result<void> WayUp::encode(OwnShare* own) {
   ShareSink sink(*plan_, writers_, *counters_);
   const pipeline::UnitFloats gradients = plan_->in(input_.gradient);
-  if (own == nullptr) return batch_->encode(batch_->all(), gradients, sink);
-  for (uint32_t i = 0; i < plan_->units.size(); ++i) {
+  const auto all = batch_->all();
+  Result<void> encoded;
+  if (own == nullptr) {
+    encoded = batch_->encode(all, gradients, sink);
+    if (!encoded) keep_all(*batch_, all, gradients);
+    return encoded;
+  }
+  for (uint32_t i = 0; encoded && i < all.size(); ++i) {
     if (own->has(i)) {
       sink.put(i, own->take(i, gradients.of(i)));
       continue;
     }
-    auto encoded = batch_->encode(batch_->all().subspan(i, 1), gradients, sink);
+    encoded = batch_->encode(all.subspan(i, 1), gradients, sink);
     if (encoded) continue;
-    batch_->keep(batch_->all().subspan(i + 1), gradients);
-    return encoded;
+    batch_->undo(all.first(i), gradients, pipeline::Undo::gradient_lost);
+    keep_all(*batch_, all.subspan(i), gradients);
   }
-  return {};
+  return encoded;
 }
 
 /// Completes the bundle for an owner where it was encoded; gives the bytes to send.
