@@ -214,6 +214,11 @@ function(laconic_fake_nccl)
     add_dependencies(test_engines laconic_${name})
   endforeach()
   target_compile_definitions(laconic_fake_nccl_old PRIVATE FAKE_NCCL_OLD)
+  # The library with their images in place of its own: for Python.
+  add_library(laconic_on_fake SHARED EXCLUDE_FROM_ALL $<TARGET_OBJECTS:laconic_capi> ${dir}/fake_images.cc)
+  target_include_directories(laconic_on_fake PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(laconic_on_fake PRIVATE laconic_flags laconic_session ${CMAKE_DL_LIBS})
+  add_dependencies(test_engines laconic_on_fake)
   # Once loaded, it is the driver of the process.
   set_target_properties(laconic_fake_nccl PROPERTIES NO_SONAME ON)
   target_link_options(laconic_fake_nccl PRIVATE LINKER:-soname,libcuda.so.1)

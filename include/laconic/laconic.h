@@ -307,6 +307,12 @@ typedef struct laconic_session_options {
    * the rest. Not with owner_turns, aggregates or codecs. */
   uint32_t node_shards; /* of the model; 0 means 1 */
   uint32_t node_shard;  /* this session's, below node_shards */
+  /* Buffers of buckets, codecs and residuals: LACONIC_MEMORY_HOST, or LACONIC_MEMORY_CUDA for those
+   * of GPU `gpu`, an index of CUDA's. Buckets must be complete there when they are given, and may
+   * be used when their exchange has ended. Ranks may differ. Error: unsupported without a driver,
+   * or kernels for all specs, and with strategies that add lanes, owner_turns, control or record.
+   */
+  uint32_t memory, gpu;
   uint32_t reserved;
 } laconic_session_options;
 

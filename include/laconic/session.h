@@ -48,6 +48,10 @@ struct SessionOptions {
   /// has as many ranks. Must outlive the session. Null, or of one rank: every rank exchanges the
   /// whole gradient. Error `unsupported`: aggregation servers, `codecs`, Sharded.
   Engine* inside = nullptr;
+  /// Buckets, codecs and residuals are in the memory of this GPU, an index of CUDA's; gradients
+  /// must be complete there when they are given. Ranks may differ. Error `unsupported`: no driver,
+  /// a spec without kernels, a plan that adds lanes, control, record, inside, Sharded.
+  std::optional<uint32_t> gpu{};
   uint64_t seed = 0;               ///< seed for all random streams
   uint64_t small_elements = 4096;  ///< parameters of at most this size are sent uncompressed
   uint32_t threads = 1;            ///< for encoding and decoding; results do not depend on it

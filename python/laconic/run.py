@@ -44,6 +44,8 @@ def _parse(arguments):
     parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps are sent uncompressed; with --every, each of them is a round")
     parser.add_argument("--nodes", metavar="WHICH", default=None,
                         help="two levels, the ranks of each host first: auto, on, off or the number of ranks of a host (else LACONIC_NODES, else auto)")
+    parser.add_argument("--codecs", choices=("auto", "host", "device"), default="auto",
+                        help="where codecs run for gradients on a GPU: auto (the host, until GPUs have been measured), host or device")
     parser.add_argument("--control", metavar="TEXT", default=None,
                         help="control policy that changes settings during training, such as dc2 (else LACONIC_CONTROL)")
     parser.add_argument("--record", metavar="FILE", default=None,
@@ -71,6 +73,8 @@ def _parse(arguments):
         parser.error("--aggregator sums gradients; leave it or --every out")
     if options.every is not None and options.nodes not in (None, "auto", "off"):
         parser.error("--nodes is for gradients; leave it or --every out")
+    if options.every is not None and options.codecs == "device":
+        parser.error("--codecs device is for gradients; leave it or --every out")
     if options.every is not None and options.state is not None and options.state_every % options.every:
         parser.error(f"--state-every {options.state_every} is not a multiple of --every {options.every}: ranks have the same parameters after a round only")
     return options

@@ -47,6 +47,8 @@ int32_t read_options(const laconic_session_options* theirs, laconic_session_opti
   if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends must be 0 or 1");
   if (options->aggregates > 1) return fail(Errc::invalid_argument, "aggregates must be 0 or 1");
   if (options->owner_turns > 1) return fail(Errc::invalid_argument, "owner_turns must be 0 or 1");
+  if (options->memory > LACONIC_MEMORY_CUDA)
+    return fail(Errc::invalid_argument, "unknown memory", "use a LACONIC_MEMORY_ value");
   if (options->reserved != 0)
     return fail(Errc::invalid_argument, "the options' reserved must be 0");
   if (const int32_t bad = check_rules(options->rules, options->rule_count); bad != 0) return bad;
@@ -164,9 +166,15 @@ int32_t laconic_session_create(const laconic_session_options* options,
     if (const int32_t bad = read_rules({o.rules, o.rule_count}, &rules); bad != 0) return bad;
     laconic::collective::Options options_read = to_options(o);
     if (const int32_t bad = read_codecs(o, &options_read); bad != 0) return bad;
+    std::shared_ptr<const laconic::device::Staging> gpu;
+    if (o.memory == LACONIC_MEMORY_CUDA) {
+      auto opened = laconic::pipeline::DeviceBatches::open(o.gpu);
+      if (!opened) return fail(std::move(opened).error());
+      gpu = *std::move(opened);
+    }
     auto session = laconic::session::Session::create(
         o.spec, std::move(list), options_read, rules, o.control == nullptr ? "" : o.control,
-        o.record == nullptr ? "" : o.record, o.down == nullptr ? "" : o.down);
+        o.record == nullptr ? "" : o.record, o.down == nullptr ? "" : o.down, std::move(gpu));
     if (!session) return fail(std::move(session).error());
     auto handle = std::make_unique<laconic_session>();
     handle->session = *std::move(session);
@@ -317,8 +325,8 @@ int32_t laconic_session_scale_residuals(laconic_session* session, float factor) 
       return fail(Errc::exchange_order, "an exchange is in flight",
                   "scale residuals between two steps");
     }
-    session->session->scale_residuals(factor);
-    return 0;
+    auto scaled = session->session->scale_residuals(factor);
+    return scaled ? 0 : fail(std::move(scaled).error());
   });
 }
 

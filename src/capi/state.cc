@@ -93,8 +93,11 @@ int32_t laconic_session_state_entry(laconic_session* session, uint32_t i, const 
   return guarded([&]() -> int32_t {
     if (session == nullptr || name == nullptr || data == nullptr || count == nullptr)
       return null_argument("session, name, data and count");
-    const auto& entries = session->session->active().store.entries();
+    const auto settings = session->session->hold();
+    auto& store = session->session->active().store;
+    const auto& entries = store.entries();
     if (i >= entries.size()) return no_such_entry(i, entries.size());
+    if (auto moved = store.to_host(); !moved) return fail(std::move(moved).error());
     *name = entries[i].name.c_str();
     *data = entries[i].values.data();
     *count = entries[i].values.size();

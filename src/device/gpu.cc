@@ -90,6 +90,7 @@ Result<Memory> Memory::allocate(GpuRef gpu, Where where, uint64_t bytes) {
                                       return cuda.memory.host_alloc(&at, bytes, 0);
                                     });
   if (!r) return std::move(r).error();
+  if (where == Where::device) gpu->allocated_ += bytes;
   memory.gpu_ = std::move(gpu);
   memory.at_ = static_cast<uint8_t*>(at);
   memory.bytes_ = bytes;
@@ -106,6 +107,7 @@ Memory& Memory::operator=(Memory&& from) noexcept {
 
 Memory::~Memory() {
   if (at_ == nullptr) return;
+  if (where_ == Where::device) gpu_->allocated_ -= bytes_;
   (void)gpu_->call("cuMemFree", [&](const CudaCalls& cuda) {
     return where_ == Where::device ? cuda.memory.free(address(at_)) : cuda.memory.host_free(at_);
   });

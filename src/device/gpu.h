@@ -5,6 +5,7 @@
 // memory ran out, else engine_failed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,8 +42,11 @@ class Gpu {
     return code == kCudaSuccess ? Result<void>() : Result<void>(error(name, code));
   }
   [[nodiscard]] Error error(std::string_view call, int code) const;
+  /// Bytes of its memory that were allocated by this and are not freed.
+  [[nodiscard]] uint64_t allocated() const noexcept { return allocated_; }
 
  private:
+  friend class Memory;
   Result<void> start();
 
   CudaCalls cuda_;
@@ -52,6 +56,7 @@ class Gpu {
   std::string name_;
   uint32_t capability_ = 0;
   int driver_ = 0;
+  mutable std::atomic<uint64_t> allocated_{0};
 };
 using GpuRef = std::shared_ptr<const Gpu>;
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "feedback/residence.h"
 #include "kernels/core/basic.h"
 #include "laconic/memory_kind.h"
 
@@ -16,6 +17,7 @@ struct Memory {
   MemorySettings settings;
   float* values = nullptr;    ///< e, m or v: what is encoded. Null: no memory
   float* momentum = nullptr;  ///< u, for momentum alone
+  Residence* home = nullptr;  ///< of the array in which `values` are; null: always on the host
 
   /// Gradient that was not delivered: e or v. A running mean is none.
   [[nodiscard]] float* residual() const noexcept {
@@ -27,7 +29,7 @@ struct Memory {
   }
   [[nodiscard]] Memory from(uint64_t first) const noexcept {
     return {settings, values == nullptr ? nullptr : values + first,
-            momentum == nullptr ? nullptr : momentum + first};
+            momentum == nullptr ? nullptr : momentum + first, home};
   }
 };
 

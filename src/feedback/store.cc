@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "laconic/bytes.h"
 
@@ -15,7 +16,8 @@ bool remembers_gradients(StateKind kind) {
 
 }  // namespace
 
-Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t count) {
+Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t count,
+                                    Residence** home) {
   if (names_.contains(name)) {
     return Error{Errc::invalid_argument, "state " + name + " already exists",
                  "parameter names must be unique"};
@@ -29,22 +31,41 @@ Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t c
   const std::span<float> values(reinterpret_cast<float*>(arena.bytes().data()), count);
   std::fill(values.begin(), values.end(), 0.0F);
   memory_.push_back(std::move(arena));
-  entries_.push_back({std::move(name), kind, values});
+  entries_.push_back({std::move(name), kind, values, Residence(values)});
   names_.insert(entries_.back().name);
+  if (home != nullptr) *home = &entries_.back().home;
   return values;
 }
 
-void Store::scale_residuals(float factor) noexcept {
+Result<void> Store::to_host() {
+  Result<void> first;
+  for (Entry& entry : entries_) {
+    if (auto moved = entry.home.to_host(); !moved && first) first = std::move(moved);
+  }
+  return first;
+}
+
+Result<void> Store::read() const {
+  for (const Entry& entry : entries_) {
+    if (auto copied = entry.home.read(); !copied) return copied;
+  }
+  return {};
+}
+
+Result<void> Store::scale_residuals(float factor) {
+  if (auto moved = to_host(); !moved) return moved;
   for (Entry& entry : entries_) {
     if (entry.kind == StateKind::codec_state || entry.kind == StateKind::master) continue;
     for (float& x : entry.values) x *= factor;
   }
+  return {};
 }
 
 double Store::residual_norm() const noexcept {
   double sum = 0;
   for (const Entry& entry : entries_) {
     if (entry.kind != StateKind::residual) continue;
+    if (!entry.home.read()) return std::numeric_limits<double>::quiet_NaN();
     for (const float x : entry.values) sum += static_cast<double>(x) * static_cast<double>(x);
   }
   return std::sqrt(sum);

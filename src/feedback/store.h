@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "feedback/residence.h"
 #include "laconic/error.h"
 
 namespace laconic::feedback {
@@ -36,11 +37,18 @@ class Store {
   struct Entry {
     std::string name;
     StateKind kind = StateKind::residual;
-    std::span<float> values;
+    std::span<float> values;  ///< valid while home is on the host
+    Residence home;
   };
 
   /// A zeroed array that lives as long as the store. Names are unique: "residual/fc1.weight".
-  Result<std::span<float>> add(StateKind kind, std::string name, uint64_t count);
+  /// `home`: takes where it is.
+  Result<std::span<float>> add(StateKind kind, std::string name, uint64_t count,
+                               Residence** home = nullptr);
+  /// All arrays, so that everybody may read and change them.
+  Result<void> to_host();
+  /// All arrays have their values on the host, too.
+  Result<void> read() const;
 
   void swap(Store& other) noexcept {
     entries_.swap(other.entries_);
@@ -50,8 +58,9 @@ class Store {
   [[nodiscard]] const std::deque<Entry>& entries() const noexcept { return entries_; }
   /// Multiplies everything in units of the gradient by `factor`: the unit has changed (AMP loss
   /// scale).
-  void scale_residuals(float factor) noexcept;
-  /// sqrt of the sum of squares over this rank's own residuals, without those of its means.
+  Result<void> scale_residuals(float factor);
+  /// sqrt of the sum of squares over this rank's own residuals, without those of its means; NaN
+  /// where they cannot be read any more.
   [[nodiscard]] double residual_norm() const noexcept;
   /// Bytes of arrays in the unit of gradients: four per float.
   [[nodiscard]] uint64_t residual_bytes() const noexcept;

@@ -23,12 +23,15 @@ struct BatchUnit {
   bool encodes = true;    ///< false: it is decoded alone
 };
 
-/// Floats of a batch's units, at `at` (by unit) of `base`.
+/// Floats of a batch's units, at `at` (by unit) of `base`, or, if `there` is not null, of `there`,
+/// in the device's memory. `base` then takes what is needed on the host.
 struct UnitFloats {
   float* base = nullptr;
   std::span<const uint64_t> at;
+  float* there = nullptr;
 
   [[nodiscard]] float* of(uint32_t unit) const { return base + at[unit]; }
+  [[nodiscard]] float* there_of(uint32_t unit) const { return there + at[unit]; }
 };
 
 /// Takes payloads, unit after unit.
@@ -97,6 +100,9 @@ class BatchCodec {
 /// Units of bundles, which receivers decode: one round.
 class FrameBatch : public BatchCodec {
  public:
+  /// Memory for floats of units, where this decodes: for means that are encoded again. It stays
+  /// until the next call. Without `base`: there is none.
+  [[nodiscard]] virtual UnitFloats lend(std::span<const uint64_t> at, uint64_t floats) = 0;
   /// May mean() see them? If not: payload_malformed, naming rank and parameter of the first.
   virtual Result<void> check(std::span<const Received> received) = 0;
   /// Means of `units` over checked bundles, in rank order, which hold these units and no others
@@ -122,8 +128,12 @@ class SumBatch : public BatchCodec {
   virtual Result<void> take_sums(Units units, SumSource& sums, UnitFloats means) = 0;
 };
 
+class DeviceBatches;
+
 class Batches {
  public:
+  /// Null: gradients and means are on the host.
+  [[nodiscard]] virtual const DeviceBatches* device() const noexcept { return nullptr; }
   /// For the payloads of `world` ranks.
   [[nodiscard]] virtual std::unique_ptr<FrameBatch> frames(uint32_t world) const = 0;
   [[nodiscard]] virtual std::unique_ptr<SumBatch> sums() const = 0;

@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "base/concat.h"
 #include "base/hash.h"
 #include "collective/exchange/strategy_parts.h"
 #include "collective/exchange/succession.h"
@@ -60,6 +61,27 @@ Result<std::vector<uint32_t>> classes_of(std::span<const Rule> rules,
   return control::classes_of(rules, names, elements);
 }
 
+/// Nothing but bundles of units with kernels: what else needs floats needs them on the host.
+Result<void> check_device(const collective::Model& model, bool steers) {
+  const auto refused = [](std::string_view what) {
+    return Error{Errc::unsupported, concat({"codecs=device: ", what, " needs the host"}),
+                 "codecs=host, or other settings (docs/guide/gpu.md)"};
+  };
+  if (model.options().owner_turns) return refused("an exchange with owner_turns");
+  if (steers) return refused("a control policy or record");
+  for (uint32_t i = 0; i < model.parameters().size(); ++i) {
+    if (model.assignment(i).raw && model.strategy_of(i) != collective::StrategyKind::server_sum)
+      continue;
+    if (const auto way = model.strategy_of(i); collective::sums_lanes(way))
+      return refused(concat({"strategy ", collective::strategy_name(way)}));
+    const uint32_t c = model.class_of(i);
+    for (uint32_t hop = 0; hop < 2; ++hop) {
+      if (auto ok = pipeline::DeviceBatches::check(model.spec(c, hop)); !ok) return ok;
+    }
+  }
+  return {};
+}
+
 /// The same rules without policies.
 std::vector<Rule> fixed(std::span<const Rule> rules) {
   std::vector<Rule> still(rules.begin(), rules.end());
@@ -95,6 +117,10 @@ Result<std::unique_ptr<Active>> Active::create(std::string_view spec, Asked aske
   auto model = collective::Model::create(*std::move(settings), *std::move(class_of),
                                          std::move(parameters), mine);
   if (!model) return std::move(model).error();
+  if (asked.gpu != nullptr) {
+    if (auto ok = check_device(*model, steers || options.reports); !ok)
+      return std::move(ok).error();
+  }
   std::unique_ptr<Active> active(new Active(*std::move(model)));
   active->asked = std::move(asked);
   if (auto bound = active->bind(mine, steers); !bound) return std::move(bound).error();
@@ -112,7 +138,16 @@ Result<void> Active::bind(const collective::Options& options, bool steers) {
     if (!made) return std::move(made).error();
     steering.emplace(*std::move(made));
   }
-  const auto create = [&] { return collective::RankState::create(model, codecs, store); };
+  if (asked.gpu != nullptr && !model.alone()) {
+    auto made = pipeline::DeviceBatches::create(asked.gpu);
+    if (!made) return std::move(made).error();
+    device = *std::move(made);
+  }
+  const auto create = [&] {
+    const pipeline::Batches* const batches = device.get();
+    return collective::RankState::create(model, codecs, store,
+                                         batches ? *batches : pipeline::host_batches());
+  };
   auto made = steers ? steering->at_most(model, create) : create();
   if (!made) return std::move(made).error();
   state = *std::move(made);
@@ -269,7 +304,8 @@ collective::Exchange& Active::messenger(const Error& why, const collective::Buck
 
 void Active::keep(const collective::Bucket& bucket, const collective::LayoutView& layout) {
   const auto fits = without_throwing([&] { return check_layout(layout); });
-  if (fits && !bucket.raw) collective::keep_gradients(*state, layout, bucket.buffer, bucket.dtype);
+  if (fits && !bucket.raw)
+    (void)collective::keep_bucket(*state, layout, bucket.buffer, bucket.dtype);
 }
 
 void Active::take_over(const Active& before, uint64_t last) noexcept {

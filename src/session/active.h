@@ -15,6 +15,7 @@
 #include "feedback/store.h"
 #include "laconic/rule.h"
 #include "laconic/thread_pool.h"
+#include "pipeline/device_frames.h"
 #include "session/flush.h"
 #include "session/in_flight.h"
 #include "session/norm_sample.h"
@@ -29,6 +30,8 @@ struct Asked {
   std::string control{};      ///< of the call
   bool records = false;       ///< rank 0 writes a record
   std::string down{};         ///< spec of the means of two_shot; "": the call's
+  /// Buckets and codecs are on this GPU; null: on the host.
+  std::shared_ptr<const device::Staging> gpu{};
 };
 /// The position of settings in the sequence of a session's settings.
 struct Succession {
@@ -82,7 +85,8 @@ struct Active {
   Asked asked;
   std::unique_ptr<ThreadPool> pool;
   collective::Model model;
-  std::vector<pipeline::UnitCodec> codecs;  ///< as RankState::create takes them
+  std::vector<pipeline::UnitCodec> codecs;          ///< as RankState::create takes them
+  std::unique_ptr<pipeline::DeviceBatches> device;  ///< with Asked::gpu, unless alone
   feedback::Store store;
   Flush flush;
   std::unique_ptr<collective::RankState> state;

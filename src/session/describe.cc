@@ -310,6 +310,7 @@ std::string explain(const Session& session) {
   json.field("small_elements", options.small_elements).field("threads", options.threads);
   json.field("window", options.window).field("part", options.part);
   json.field("isa", isa_name(best_isa()));
+  json.field("codecs", session.active().asked.gpu != nullptr ? "device" : "host");
   json.field("residual_bytes", memory.residual_bytes)
       .field("state_bytes", memory.state_bytes)
       .field("exchange_bytes", memory.exchange_bytes);
@@ -384,6 +385,10 @@ std::string describe_stats(const Session& session) {
       .field("straggler_seconds", s.straggler_seconds);
   json.field("flush_steps_left", s.flush_steps_left).field("exchange_layouts", s.layouts);
   json.field("encode_seconds", s.encode_seconds).field("decode_seconds", s.decode_seconds);
+  const auto settings = session.hold();
+  const pipeline::DeviceBatches* const device = session.active().device.get();
+  json.field("device_bytes", device ? device->staging().gpu()->allocated() : 0)
+      .field("payload_bytes_staged", device ? device->staged_bytes() : 0);
   json.field("residual_bytes", s.residual_bytes).field("residual_norm", s.residual_norm).close('}');
   return json.take();
 }

@@ -107,8 +107,19 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     inner->all.resize(parameters.size());
     std::iota(inner->all.begin(), inner->all.end(), 0U);
     inner->offsets.resize(parameters.size());
-    auto session = session::Session::create(spec, std::move(parameters), *theirs, options.rules,
-                                            options.control, options.record, options.down);
+    std::shared_ptr<const device::Staging> gpu;
+    if (options.gpu) {
+      if (has_nodes(options)) {
+        return Error{Errc::unsupported, "codecs=device: nodes of several ranks need the host",
+                     "a session without gpu, or without inside"};
+      }
+      auto opened = pipeline::DeviceBatches::open(*options.gpu);
+      if (!opened) return std::move(opened).error();
+      gpu = *std::move(opened);
+    }
+    auto session =
+        session::Session::create(spec, std::move(parameters), *theirs, options.rules,
+                                 options.control, options.record, options.down, std::move(gpu));
     if (!session) return std::move(session).error();
     inner->session = *std::move(session);
     if (has_nodes(options)) {

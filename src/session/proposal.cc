@@ -60,6 +60,7 @@ Result<std::unique_ptr<Active>> Proposal::make(const Change& change) const {
         "attach again with the new settings"};
   }
   if (by_server(now) || by_server(**made)) return aggregated();
+  if (auto moved = session_->active_->store.to_host(); !moved) return std::move(moved).error();
   const auto lost = collective::stranded(*now.state, *(*made)->state);
   if (!lost) return made;
   const collective::Model& model = (*made)->model;

@@ -133,6 +133,7 @@ Result<uint32_t> load_checked(Session& session, Bytes state) {
   if (auto fits = check_head(session, head, spec); !fits) return std::move(fits).error();
   if (session.model().alone())
     return head.version;  // a release that compressed alone has saved residuals
+  if (auto moved = session.active().store.to_host(); !moved) return std::move(moved).error();
   std::vector<Bytes> values;
   uint32_t lacking = 0;
   for (const auto& entry : entries) {
@@ -174,6 +175,7 @@ Result<std::vector<uint8_t>> save_state(const Session& session, uint32_t version
     if (session.in_flight() != 0) return in_flight_error();
     const auto header = session.active().state_header();
     const auto& entries = session.active().store.entries();
+    if (auto read = session.active().store.read(); !read) return std::move(read).error();
     const bool sharded = header.node_shards > 1;
     const Head head{kMagic,
                     sharded ? header.version : version,

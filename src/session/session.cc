@@ -39,14 +39,15 @@ Session::Session(std::unique_ptr<Active> active)
     : active_(std::move(active)),
       in_flight_(model().options().window, model().parameters().size()) {}
 
-Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
-                                                 std::vector<collective::Parameter> parameters,
-                                                 const collective::Options& options,
-                                                 std::span<const Rule> rules,
-                                                 std::string_view control, std::string_view record,
-                                                 std::string_view down) {
-  Asked asked{
-      {rules.begin(), rules.end()}, std::string(control), !record.empty(), std::string(down)};
+Result<std::unique_ptr<Session>> Session::create(
+    std::string_view spec, std::vector<collective::Parameter> parameters,
+    const collective::Options& options, std::span<const Rule> rules, std::string_view control,
+    std::string_view record, std::string_view down, std::shared_ptr<const device::Staging> gpu) {
+  Asked asked{{rules.begin(), rules.end()},
+              std::string(control),
+              !record.empty(),
+              std::string(down),
+              std::move(gpu)};
   auto active = Active::create(spec, std::move(asked), std::move(parameters), options);
   if (!active) return std::move(active).error();
   std::unique_ptr<Session> session(new Session(*std::move(active)));
@@ -118,6 +119,7 @@ Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
     ++stats_.failures;
     return without_throwing([&]() -> Result<collective::Exchange*> { return *broken_; });
   }
+  if (entered && failed_here_) entered = *failed_here_;
   auto found = active_->exchange_for(layout, bucket.dtype);
   if (found && entered) return run(**found, bucket, layout.elements, {});
   active_->keep(bucket, layout);
@@ -223,6 +225,7 @@ Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> b
     if (run->reports) hear(steps ? exchange.heard().reports : collective::HeardReports{});
     in_flight_.remove(exchange);
     if (exchange.heard().fell_back) ++stats_.fallbacks;
+    if (!steps && exchange.heard().only_here && !failed_here_) failed_here_ = steps.error();
   }
   if (steps && *steps == 0) active_->flush.heard(exchange.heard().flush);
   return steps;
@@ -289,9 +292,9 @@ void Session::release(const collective::LayoutView& layout, DType dtype) {
   });
 }
 
-void Session::scale_residuals(float factor) {
+Result<void> Session::scale_residuals(float factor) {
   const std::lock_guard lock(mutex_);
-  active_->store.scale_residuals(factor);
+  return active_->store.scale_residuals(factor);
 }
 
 Stats Session::stats() const {

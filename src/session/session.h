@@ -25,7 +25,8 @@ class Session {
   static Result<std::unique_ptr<Session>> create(
       std::string_view spec, std::vector<collective::Parameter> parameters,
       const collective::Options& options, std::span<const Rule> rules = {},
-      std::string_view control = {}, std::string_view record = {}, std::string_view down = {});
+      std::string_view control = {}, std::string_view record = {}, std::string_view down = {},
+      std::shared_ptr<const device::Staging> gpu = {});
 
   /// Other settings take its place between two steps.
   [[nodiscard]] Active& active() const noexcept { return *active_; }
@@ -89,7 +90,7 @@ class Session {
   /// without feedback.
   Result<void> flush(uint32_t steps);
   /// Multiplies all memory by `factor`: the unit of the gradients has changed.
-  void scale_residuals(float factor);
+  Result<void> scale_residuals(float factor);
 
  private:
   friend class Proposal;
@@ -116,6 +117,7 @@ class Session {
   Stats stats_;
   StepState step_;
   std::optional<Error> broken_;
+  std::optional<Error> failed_here_;  // an exchange, after it was delivered: others do not know
   uint32_t sequence_ = 0;
   bool reports_ = false;  // asked for, whatever policies need
 };

@@ -7,6 +7,7 @@
 // - Freed memory is given to the next allocation of its size and stream at once, unless streams
 //   that record_stream named are still at work on it.
 // - Pinned memory lives until what was queued when it was freed has happened, as with CUDA.
+// - With pretend_over, it is the GPU of the simulated CUDA driver of tests/engines.
 // There are two devices, so that a model may lie on both. Whatever is not defined here torch
 // computes on the CPU, with blocking copies.
 
@@ -15,6 +16,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <torch/library.h>
 #include <unistd.h>
@@ -27,6 +29,8 @@
 #include <map>
 #include <mutex>
 #include <thread>
+
+#include "../engines/fake_nccl.h"
 
 namespace {
 
@@ -251,6 +255,7 @@ class Memory final : public c10::Allocator {
     } else {
       TORCH_CHECK(used_ + size <= kArena, "pretend: out of memory");
       at = outside_ + std::exchange(used_, used_ + size);
+      if (driver_ != nullptr) driver_->adopt(stream.device_index(), at, readable(at), size);
     }
     live_.emplace(at, Block{at, size, stream, {}, {}});
     return {at, at, &Memory::free_block, {kPretend, stream.device_index()}};
@@ -260,6 +265,9 @@ class Memory final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const override {
     std::memcpy(readable(to), readable(from), bytes);
   }
+
+  /// Memory from now on is a GPU's of that driver.
+  void lie_over(const FakeNccl* driver) { driver_ = driver; }
 
   /// Largest number of bytes in use at a time; it does not shrink.
   size_t used() {
@@ -286,6 +294,7 @@ class Memory final : public c10::Allocator {
   std::mutex mutex_;
   char *outside_, *inside_;
   size_t used_ = 0;
+  const FakeNccl* driver_ = nullptr;
   std::map<char*, Block> live_;
   std::map<std::tuple<size_t, c10::DeviceIndex, c10::StreamId>, std::vector<Block>> freed_;
 };
@@ -549,6 +558,25 @@ void pretend_delay(int which, int64_t microseconds) { delays.at(which) = microse
 void pretend_fail_copies(int count) { failing_copies = count; }
 void pretend_fail_pins(int count) { failing_pins = count; }
 void pretend_flip(int64_t bytes) { flipped = bytes; }
+/// The simulated driver at `path`, which has then been opened. False: there is none.
+bool pretend_over(const char* path) {
+  void* const opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  auto* const find =
+      opened ? reinterpret_cast<const FakeNccl* (*)()>(dlsym(opened, "fake_nccl")) : nullptr;
+  if (find != nullptr) memory().lie_over(find());
+  return find != nullptr;
+}
+/// As FakeNccl::faults and fail, of that driver.
+int64_t pretend_faults(const char* path, char* out, int64_t room) {
+  const auto find =
+      reinterpret_cast<const FakeNccl* (*)()>(dlsym(dlopen(path, RTLD_NOW), "fake_nccl"));
+  return static_cast<int64_t>(find()->faults(out, static_cast<uint64_t>(room)));
+}
+void pretend_fail_driver(const char* path, int calls, int code) {
+  const auto find =
+      reinterpret_cast<const FakeNccl* (*)()>(dlsym(dlopen(path, RTLD_NOW), "fake_nccl"));
+  find()->fail_after(calls, code);
+}
 int64_t pretend_pinned_bytes() { return pinned_bytes; }
 int64_t pretend_device_bytes() { return static_cast<int64_t>(memory().used()); }
 }

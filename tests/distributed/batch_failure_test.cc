@@ -73,6 +73,9 @@ class FailingBatch : public Kind {
 class FailingFrames final : public FailingBatch<pipeline::FrameBatch> {
  public:
   using FailingBatch::FailingBatch;
+  [[nodiscard]] UnitFloats lend(std::span<const uint64_t> at, uint64_t floats) override {
+    return inner_->lend(at, floats);
+  }
   Result<void> check(std::span<const pipeline::Received> received) override {
     auto failed = fault_->next();
     return failed ? inner_->check(received) : failed;

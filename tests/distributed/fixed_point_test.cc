@@ -325,7 +325,7 @@ TEST(FixedPoint, RangesFollowLossScale) {
       auto g = gradients(2, plain.layout().elements, step + 1);
       auto h = g;
       if (step == 3) {
-        for (uint32_t r = 0; r < 2; ++r) scaled.session(r).scale_residuals(scale);
+        for (uint32_t r = 0; r < 2; ++r) ASSERT_TRUE(scaled.session(r).scale_residuals(scale));
       }
       for (Floats& x : h) {
         for (float& v : x) v *= step >= 3 ? scale : 1.0F;

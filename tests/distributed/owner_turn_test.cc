@@ -522,7 +522,7 @@ TEST(OwnerTurn, LossScaleLeavesMasters) {
   Ranks ranks(setup_of("3lc", 2));
   Trainer trainer(ranks, 0);
   const auto before = held(ranks, trainer, 0);
-  ranks.session(0).scale_residuals(3.0F);
+  ASSERT_TRUE(ranks.session(0).scale_residuals(3.0F));
   EXPECT_EQ(held(ranks, trainer, 0), before);
 }
 

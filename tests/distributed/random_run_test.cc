@@ -138,7 +138,7 @@ class Run {
 
   /// As a loss scaler does.
   void scale(float factor) {
-    for (uint32_t r = 0; r < world(); ++r) ranks_->session(r).scale_residuals(factor);
+    for (uint32_t r = 0; r < world(); ++r) ASSERT_TRUE(ranks_->session(r).scale_residuals(factor));
     for (auto* values : {&held_, &bound_}) {
       for (double& x : *values) x *= double{factor};
     }

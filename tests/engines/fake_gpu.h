@@ -12,24 +12,11 @@
 #include <vector>
 
 #include "device/program.h"
+#include "engines/fake_images.h"
 #include "engines/nccl_group.h"
 #include "kernels/kernel_list.h"
 
 namespace laconic::test {
-
-inline constexpr char kCubin80[] = "fake cubin 80", kCubin90[] = "fake cubin 90";
-inline constexpr char kPtx80[] = ".version 7.0\n.target sm_80\n";
-
-template <std::size_t kSize>
-laconic::Bytes text_bytes(const char (&text)[kSize]) {
-  return {reinterpret_cast<const uint8_t*>(text), kSize};
-}
-
-inline std::vector<device::Image> fake_images() {
-  return {{80, false, text_bytes(kCubin80)},
-          {90, false, text_bytes(kCubin90)},
-          {80, true, text_bytes(kPtx80)}};
-}
 
 #define LACONIC_NAME(Kernel) kernels::Kernel::name,
 inline constexpr std::array kKernelNames{
@@ -42,9 +29,6 @@ inline Result<device::GpuRef> open_gpu(const Fake& fake, uint32_t ordinal = 0) {
 inline Result<std::shared_ptr<const device::Program>> load_program(const device::GpuRef& gpu) {
   return device::Program::load(gpu, fake_images(), kKernelNames);
 }
-
-/// The images of the library that a test program links: fake_images() unless a test gives others.
-std::span<const device::Image>& library_images();
 
 /// The driver's faults; "" if there are none.
 inline std::string faults_of(const Fake& fake) {

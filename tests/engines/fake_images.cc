@@ -2,7 +2,8 @@
 //
 // In place of the library's images: its calls load the recording driver's, also where nvcc is
 // missing.
-#include "engines/fake_gpu.h"
+#include "engines/fake_images.h"
+
 #include "kernels/device_images.h"
 
 namespace laconic::test {

@@ -36,6 +36,9 @@ struct FakeNccl {
   /// Races of kernels, and accesses to memory that is not there, a line each as by `calls`; none
   /// after reset().
   uint64_t (*faults)(char* out, uint64_t room);
+  /// Memory of that device which a framework has allocated, and whose bytes are `here` for this
+  /// process. It is never freed, and taken for written.
+  void (*adopt)(int device, void* address, void* here, uint64_t bytes);
 };
 
 /// The library's only extra symbol.

@@ -85,6 +85,7 @@ uint8_t* memory_at(uint64_t address, uint64_t bytes, bool on_device) {
   --at;
   if (at->second.on_device != on_device || address + bytes > at->first + at->second.bytes)
     return nullptr;
+  if (at->second.here != nullptr) return at->second.here + (address - at->first);
   return reinterpret_cast<uint8_t*>(address & ~kOnDevice);
 }
 
@@ -162,6 +163,15 @@ FakeNccl controls() {
     std::string faults = std::exchange(w.faults, {});
     for (const std::string& fault : w.checked.take_faults()) faults += fault + "\n";
     return give(faults, out, room);
+  };
+  c.adopt = [](int device, void* address, void* here, uint64_t bytes) {
+    World& w = world();
+    const Lock lock(w.mutex);
+    auto* const at = static_cast<uint8_t*>(here);
+    w.memory[reinterpret_cast<uint64_t>(address)] = {bytes, true, device, at};
+    const std::lock_guard<std::mutex> running(w.kernels);
+    w.checked.add("memory of a framework", address, at, bytes);
+    w.checked.set_written(address);
   };
   c.alive = []() -> uint64_t {
     World& w = world();

@@ -66,6 +66,7 @@ struct Piece {
   uint64_t bytes;
   bool on_device;
   int device;
+  uint8_t* here = nullptr;  // of adopt(), for this process; null: the address without kOnDevice
 };
 
 struct Event {

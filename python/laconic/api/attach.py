@@ -53,7 +53,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
            down: str | None = None, threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20,
            aggregator: str | None = None, token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", multicast: bool = False,
            rules=None, control: str | None = None, record: str | os.PathLike | None = None, quiet: bool = False, replicate=None, reduce: str | None = None,
-           sync_parameters: bool = False, nodes: str | int | None = None, **options):
+           sync_parameters: bool = False, nodes: str | int | None = None, codecs: str = "auto", **options):
     """Compresses the gradient exchange of a DistributedDataParallel model, or between replicas of a sharded model. Returns its Handle.
 
     Collective: every rank calls it with the same arguments, right after wrapping the model.
@@ -99,6 +99,9 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
             so that what leaves a host leaves it once; "auto": where that pays; "off"; or a number, of consecutive ranks that are taken for a
             host. Where hosts have different numbers of ranks, with an aggregator or a registered codec, "auto" is off and the start line
             says why; "on" is an error. Default: LACONIC_NODES, else "auto". Must be the same on every rank. docs/guide/pytorch.md.
+        codecs: "device": codecs and residuals are on the GPU, and payloads instead of gradients are copied to the host (docs/guide/gpu.md);
+            an error without kernels for all specs, with a strategy that adds lanes, control or record. "host": gradients are copied. "auto": as
+            "host", until GPUs have been measured. Ranks may differ.
         options: settings of the codec, as in `attach(ddp, "topk", ratio=0.01)`.
 
     Raises:
@@ -110,11 +113,11 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     if disabled and "torch" not in sys.modules:
         return PassThrough()
     asked = Options(spec=spec if spec is not None else os.environ.get("LACONIC_SPEC", ""), keys=options, seed=seed, small_elements=small_elements, strategy=strategy,
-                    down=down, threads=threads, window=window, part=part, rules=rules, control=control, record=record)
+                    down=down, threads=threads, window=window, part=part, rules=rules, control=control, record=record, codecs=codecs)
     if (model := sharded_in(obj)) is not None:
         from ..fsdp.attach import attach as attach_sharded
 
-        return _announced(model, attach_sharded(model, asked, disabled=disabled, refusal=_refused_nodes(nodes), replicate=replicate, reduce=reduce,
+        return _announced(model, attach_sharded(model, asked, disabled=disabled, refusal=_refused_nodes(nodes) or _refused_codecs(codecs), replicate=replicate, reduce=reduce,
                                                 sync_parameters=sync_parameters, aggregator=aggregator, scaler=scaler, warmup=warmup), quiet)
     wrapper, group, refusal = _look_at(obj)
     stage, setting = None, "off"
@@ -245,6 +248,13 @@ def _refused_nodes(nodes) -> LaconicError | None:
     except LaconicError as error:
         return error
     return None
+
+
+def _refused_codecs(codecs) -> LaconicError | None:
+    """Of a sharded model gradients are copied."""
+    if codecs in ("auto", "host"):
+        return None
+    return errors.error("unsupported", f"codecs={codecs!r}: a sharded model's gradients are copied to the host", 'leave codecs out')
 
 
 def _levels_for(group, meeting, wrapper, stage, asked: Options, servers: ServerOptions):

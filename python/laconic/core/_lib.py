@@ -80,7 +80,7 @@ class SessionOptions(_Sized):
                 ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule)), ("control", c_char_p),
                 ("record", c_char_p), ("codecs", POINTER(POINTER(CodecTable))), ("codec_count", c_uint32),
                 ("owner_turns", c_uint32), ("down", c_char_p), ("ranks_per_host", c_uint32), ("node_shards", c_uint32),
-                ("node_shard", c_uint32), ("reserved", c_uint32)]
+                ("node_shard", c_uint32), ("memory", c_uint32), ("gpu", c_uint32), ("reserved", c_uint32)]
 
 
 class Settings(_Sized):

@@ -27,7 +27,7 @@ from ..exchange.csession import ALONE, CSession, Options
 from ..exchange.driver import cards_of_all
 from ..exchange.lane import SharedLane
 from ..exchange.nodes import NodeStage
-from ..exchange.staging import DeviceStage
+from ..exchange.staging import CodecStage, DeviceStage, MeetingOnHost, gpu_of
 from ..exchange.worker import Worker
 
 
@@ -77,8 +77,10 @@ class Opened:
         if self.nodes is not None:
             shard = {"ranks_per_host": 1, "node_shards": self.nodes.size, "node_shard": self.nodes.local}
         session, failure, who, servers, text = None, None, None, None, ""
+        gpu = None
         try:
             check()
+            gpu, self.why_host = gpu_of(options.codecs, self.stage.device)
             self.threads = self._threads_of_stage() if options.threads == "auto" else options.threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = engine.limiter or limiter_from_environment()
@@ -88,7 +90,7 @@ class Opened:
             if servers is not None:
                 servers.open(self.world, group.seconds(self.group))
             self._make_session = functools.partial(
-                options.session, rank=engine.rank, world=engine.world, **shard, engine_sums=sums, short_sends=engine.short_sends, aggregates=servers is not None,
+                options.session, rank=engine.rank, world=engine.world, **shard, engine_sums=sums, short_sends=engine.short_sends, aggregates=servers is not None, gpu=gpu,
                 strategy=options.strategy if servers is None or options.rules else "server_sum")
             session = self._make_session(self.parameters.shaped())
         except LaconicError as error:  # the other ranks are about to compare cards with us
@@ -107,19 +109,21 @@ class Opened:
             engine = servers.join(engine, session)
         if self.nodes is not None:
             session.rank, session.world = self.rank, self.world  # in messages and reports
-            self.stage = self._node_stage(inside, self._held(inside, session))
+            self.stage = self._node_stage(inside, self._held(inside, session), *((DeviceStage, None) if gpu is None else (CodecStage, MeetingOnHost)))
+        elif gpu is not None:
+            self.stage = CodecStage(self.stage.device)
         return session, engine
 
-    def _node_stage(self, inside, held) -> NodeStage:
-        """On the device, where the node's ranks have a group that serves it."""
+    def _node_stage(self, inside, held, there, here) -> NodeStage:
+        """On the device, by a stage `there`, where the node's ranks have a group that serves it, else by one `here`; None: the one that is."""
         near = self.sibling.near
         if near is not None:
-            stage = DeviceStage(self.stage.device)
+            stage = there(self.stage.device)
             with stage.working():
                 if reaches_near(near, inside, stage.device):
                     return NodeStage(stage, self.nodes, inside, held, near)
             self.sibling.near = None  # also where it is reused: what some ranks have begun is still under way
-        return NodeStage(self.stage, self.nodes, inside, held)
+        return NodeStage(self.stage if here is None else here(self.stage.device), self.nodes, inside, held)
 
     def _held(self, inside, session) -> list[list[tuple[int, int]]]:
         """(first, count) of every parameter, by shard."""
@@ -168,7 +172,7 @@ class Opened:
         explained, stage = self.worker.explain(), self.stage
         foreign = [{"name": name, "elements": p.numel(), "codec": "none", "reason": f"no codec supports {reason}"}
                    for name, p, reason in self.parameters.foreign]
-        return {**explained, "warmup": self.warmup, "device": str(stage.device), "path": stage.path, "threads": self.threads,
+        return {**explained, "why_host": self.why_host or None, "warmup": self.warmup, "device": str(stage.device), "path": stage.path, "threads": self.threads,
                 "exchange_backend": self.sibling.backend, "parameters": explained["parameters"] + foreign, "rank": self.rank,
                 "world": self.world, "nodes": self._explained_nodes(), "port": self._port(explained)}
 

@@ -42,6 +42,7 @@ class Options:
     rules: list[dict] | str | os.PathLike | None = None
     control: str | None = None
     record: str | os.PathLike | None = None
+    codecs: str = "auto"
 
     def read(self) -> Options:
         """With the variables of the environment where the call says nothing, and rules as a list."""
@@ -50,12 +51,13 @@ class Options:
 
     def session(self, parameters, **more) -> CSession:
         """The result of `read`, as a session. `more`: further arguments, or replacements."""
-        arguments = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "keys"}
+        arguments = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in ("keys", "codecs")}
         return CSession(parameters=parameters, **{**arguments, **more})
 
 
 class CSession:
-    """Owns the C session. Parameters are (name, shape) pairs; their order is the order of indices in a Layout."""
+    """Owns the C session. Parameters are (name, shape) pairs; their order is the order of indices in a Layout. `gpu`: buckets and codecs are
+    there, by CUDA's index; None: on the host."""
 
     #: a step's first exchange carries what the ranks observed
     reports = False
@@ -66,7 +68,7 @@ class CSession:
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
                  aggregates: bool = False, rules: list[dict] = (), control: str | None = None,
                  record: str | None = None, down: str | None = None, owner_turns: bool = False, ranks_per_host: int = 1,
-                 node_shards: int = 1, node_shard: int = 0):
+                 node_shards: int = 1, node_shard: int = 0, gpu: int | None = None):
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
@@ -94,7 +96,8 @@ class CSession:
                                       record=text("record", os.fspath(record)) if record else None,
                                       codecs=(ctypes.POINTER(_lib.CodecTable) * len(tables))(*tables), codec_count=len(tables),
                                       owner_turns=int(owner_turns), down=text("down", down) if down else None,
-                                      ranks_per_host=ranks_per_host, node_shards=node_shards, node_shard=node_shard)
+                                      ranks_per_host=ranks_per_host, node_shards=node_shards, node_shard=node_shard,
+                                      memory=0 if gpu is None else _lib.MEMORY_CUDA, gpu=gpu or 0)
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))

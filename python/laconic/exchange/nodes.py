@@ -156,6 +156,7 @@ class NodeStage:
             self._inner.down(mean, shard)
         except RuntimeError as error:
             shard.zero_()
+            self._inner.settle()
             return error
         return None
 

@@ -130,6 +130,9 @@ class Flat:
     def up(self, host: torch.Tensor, values: torch.Tensor) -> None:
         values.copy_(host)
 
+    def settle(self) -> None:
+        """Returns when the memory of `kept_for` has what was written there."""
+
 
 class InPlace(Flat):
     """Gradients on the CPU: nothing is copied, unless a buffer has to be collected from pieces."""
@@ -348,6 +351,62 @@ class DeviceStage(HostStage):
                 for at, piece in ticket.pieces:
                     piece.copy_(ticket.host[at : at + piece.numel()], non_blocking=True)
             future.set_result(error or ticket.value)
+
+
+class CodecStage(DeviceStage):
+    """The session's codecs are on the accelerator: gradients, means and shards stay there, and nothing of theirs is copied to the host here."""
+
+    path = "codecs"
+
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self.told = f"{device}, where its codecs run"
+
+    def kept_for(self, layout, elements: int, dtype) -> torch.Tensor:
+        return torch.empty(elements, dtype=dtype, device=self.device)
+
+    def down(self, values: torch.Tensor, host: torch.Tensor) -> None:
+        host.copy_(values)
+        self.settle()
+
+    def up(self, host: torch.Tensor, values: torch.Tensor) -> None:
+        values.copy_(host)
+
+    def settle(self) -> None:
+        self._down.record_event().synchronize()
+
+
+class MeetingOnHost(HostStage):
+    """For a NodeStage before such a session, where the ranks of a node have no group that serves the accelerator: they meet on the host."""
+
+    def kept_for(self, layout, elements: int, dtype) -> torch.Tensor:
+        return torch.empty(elements, dtype=dtype, device=self.device)
+
+    def down(self, values: torch.Tensor, host: torch.Tensor) -> None:
+        host.copy_(values)
+        self.settle()
+
+    def settle(self) -> None:
+        torch.accelerator.current_stream(self.device).synchronize()
+
+
+def gpu_of(asked: str, device: torch.device) -> tuple[int | None, str]:
+    """The GPU on which codecs run, by CUDA's index, or None, and why they run on the host. LaconicError: they cannot as asked."""
+    if asked not in ("auto", "host", "device"):
+        raise errors.error("invalid_argument", f"codecs={asked!r}", 'use "auto", "host" or "device"')
+    if asked == "host":
+        return None, "requested"
+    if device.type == "cpu":
+        why = "gradients are on the CPU"
+    elif device.type != "cuda" and not getattr(torch.get_device_module(device), "pretends", False):
+        why = f"{device} is no CUDA device"
+    elif asked == "auto":
+        return None, "no GPU has been measured with codecs on it yet"
+    else:
+        return device.index or 0, ""
+    if asked == "device":
+        raise errors.error("unsupported", f"codecs='device': {why}", 'leave codecs out, or use "host"')
+    return None, why
 
 
 class Later:

@@ -130,7 +130,7 @@ def start(options) -> None:
              "state_keep": options.state_keep, "control": options.control, "record": options.record and os.path.abspath(options.record),
              "rules": options.rules and os.path.abspath(options.rules), "aggregator": options.aggregator,
              "token": options.token and os.path.abspath(options.token), "quorum": options.quorum, "deadline_ms": options.deadline_ms,
-             "auth": options.auth, "multicast": options.multicast, "every": options.every, "nodes": options.nodes, "met": _new_sign() if above is None else above.met}
+             "auth": options.auth, "multicast": options.multicast, "every": options.every, "nodes": options.nodes, "codecs": options.codecs, "met": _new_sign() if above is None else above.met}
     os.environ[VARIABLE] = json.dumps(given)
 
 
@@ -397,7 +397,7 @@ def _attach(model: Model, wrapper, options, group) -> None:
     handle = attach(wrapper, options.spec, seed=options.seed, strategy=options.strategy, down=options.down,
                     small_elements=options.small_elements, threads=options.threads, warmup=options.warmup, scaler=_scaler(group),
                     rules=options.rules, control=options.control, record=_next_record(options), aggregator=options.aggregator,
-                    token=options.token, quorum=options.quorum, deadline_ms=options.deadline_ms, auth=options.auth, multicast=options.multicast, nodes=options.nodes)
+                    token=options.token, quorum=options.quorum, deadline_ms=options.deadline_ms, auth=options.auth, multicast=options.multicast, nodes=options.nodes, codecs=options.codecs)
     for optimizer in filter(None, (made() for made in _process.optimizers)):
         handle.check_momentum(optimizer)
     model.attached(handle, options.summary)

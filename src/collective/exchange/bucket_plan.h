@@ -9,6 +9,7 @@
 
 #include "collective/exchange/held.h"
 #include "collective/exchange/rank_state.h"
+#include "collective/exchange/strategy.h"
 #include "collective/plan/layout.h"
 #include "pipeline/batch_codec.h"
 
@@ -170,7 +171,9 @@ struct BucketPlan {
     for (const BucketUnit& u : units)
       batch.add({u.piece->codec, &u.piece->send, state_->name_of(u.parameter)});
   }
-  [[nodiscard]] pipeline::UnitFloats in(float* gradient) const { return {gradient, at}; }
+  [[nodiscard]] pipeline::UnitFloats in(const Input& input) const {
+    return {input.gradient, at, input.there};
+  }
 
   /// body(at, lane, count) for every stretch of the lanes [begin, end): `at` is its place in the
   /// gradient buffer.

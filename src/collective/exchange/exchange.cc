@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "aggregation/protocol/datagram.h"
+#include "base/concat.h"
 #include "base/hash.h"
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/strategy_parts.h"
@@ -130,7 +131,8 @@ Exchange::Exchange(RankState& state, Layout layout, DType dtype, Counters& count
       dtype_(dtype),
       layout_hash_(hash_of(layout_, dtype) ^ (state.model().options().reports ? kReports : 0)),
       status_(state),
-      uncompressed_(state, layout_, status_) {}
+      uncompressed_(state, layout_, status_),
+      floats_(state, layout_, dtype) {}
 
 Result<std::unique_ptr<Exchange>> Exchange::create(RankState& state, Layout layout, DType dtype,
                                                    Counters& counters) {
@@ -138,8 +140,7 @@ Result<std::unique_ptr<Exchange>> Exchange::create(RankState& state, Layout layo
   if (state.model().alone()) return exchange;
   const Layout& of = exchange->layout_;
   if (auto ok = check_lanes(state, of); !ok) return std::move(ok).error();
-  const uint64_t wide = dtype == DType::f32 ? 0 : std::max<uint64_t>(of.elements, 1);
-  if (!exchange->wide_.reserve(wide * sizeof(float)) || !exchange->status_.reserve() ||
+  if (!exchange->floats_.reserve() || !exchange->status_.reserve() ||
       !exchange->uncompressed_.reserve())
     return no_exchange_memory();
   const auto add = [&](Result<std::unique_ptr<Strategy>> strategy) -> Result<void> {
@@ -163,22 +164,26 @@ Result<std::unique_ptr<Exchange>> Exchange::create_spare(RankState& state, Count
   return exchange;
 }
 
-void Exchange::Given::keep(const RankState& state, const Layout& layout) const {
-  if (keeps && !bucket.raw) keep_gradients(state, layout, bucket.buffer, bucket.dtype);
+/// A failure of this rank says what could not be read.
+void Exchange::Given::keep(const RankState& state, const Layout& layout) {
+  if (!keeps || bucket.raw) return;
+  const uint32_t lost = keep_bucket(state, layout, bucket.buffer, bucket.dtype);
+  if (lost == 0 || !failure) return;
+  failure->message = concat(
+      {failure->message, "; the gradients of ", std::to_string(lost), " parameters are lost"});
 }
 
 Input Exchange::input() noexcept {
-  void* const wide = wide_.bytes().data();
-  return {.gradient = static_cast<float*>(dtype_ == DType::f32 ? given_.bucket.buffer : wide),
-          .buffer = given_.bucket.buffer,
-          .dtype = dtype_,
-          .step = given_.bucket.step,
-          .sequence = given_.sequence,
-          .layout = layout_hash_,
-          .bucket = given_.bucket.index,
-          .flush_request = given_.flush.request,
-          .report = given_.report ? &*given_.report : nullptr,
-          .failure = given_.failure ? &*given_.failure : nullptr};
+  Input input{.dtype = dtype_,
+              .step = given_.bucket.step,
+              .sequence = given_.sequence,
+              .layout = layout_hash_,
+              .bucket = given_.bucket.index,
+              .flush_request = given_.flush.request,
+              .report = given_.report ? &*given_.report : nullptr,
+              .failure = given_.failure ? &*given_.failure : nullptr};
+  floats_.place(given_.bucket.buffer, input);
+  return input;
 }
 
 void Exchange::prepare(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush,
@@ -262,18 +267,29 @@ Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
 void Exchange::start() {
   using Mode = Uncompressed::Mode;
   if (given_.failure) given_.keep(*state_, layout_);
-  widen(*state_, input(), layout_.elements);
   if (given_.bucket.raw) return start_uncompressed(Mode::plain);
   if (given_.flush.parts != 0 && has_memory(*state_, layout_))
     return start_uncompressed(Mode::drain);
   if (dense_part(*state_, layout_).all) return start_uncompressed(Mode::dense);
   stage_ = Stage::legs;
+  take(false);
   legs_.begin(input());
+}
+
+/// What cannot be read is a failure of this rank.
+void Exchange::take(bool whole) {
+  floats_.set_whole(whole);
+  if (given_.failure) return;
+  auto taken = floats_.take(given_.bucket.buffer);
+  if (taken) return;
+  given_.failure = std::move(taken).error();
+  given_.keep(*state_, layout_);
 }
 
 void Exchange::start_uncompressed(Uncompressed::Mode mode) {
   using Mode = Uncompressed::Mode;
   stage_ = Stage::uncompressed;
+  take(true);
   const bool settled = mode == Mode::drain || mode == Mode::dense;
   uncompressed_.set_mode(mode, given_.flush.parts, settled && dense_part(*state_, layout_).all);
   uncompressed_.begin(input());
@@ -304,8 +320,12 @@ Result<uint32_t> Exchange::step(std::span<Step> batch) {
     stage_ = Stage::parked;
     return uint32_t{0};
   }
-  if (auto finished = strategy.finish(); !finished) return std::move(finished).error();
-  if (planned) narrow(*state_, input(), layout_.elements);
+  auto finished = strategy.finish();
+  if (finished) finished = floats_.give(given_.bucket.buffer);
+  if (!finished) {
+    heard_.only_here = true;
+    return std::move(finished).error();
+  }
   // Under a quorum the others may have completed it without this rank, and without knowing of its
   // failure.
   return given_.end();
@@ -316,6 +336,7 @@ void Exchange::resume(bool skips, const BundleFailure* failure) {
   if (given_.drained)
     skips ? uncompressed_.undo(pipeline::Undo::gradient_travels) : uncompressed_.settle();
   given_.drained = false;
+  floats_.set_whole(false);
   turn()->resume(skips, failure);
   stage_ = Stage::legs;
 }

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 
+#include "collective/exchange/float_bucket.h"
 #include "collective/exchange/leg_set.h"
 #include "collective/exchange/owner_turn.h"
 #include "collective/exchange/status_round.h"
@@ -82,12 +83,13 @@ class Exchange {
     /// The reports of all ranks; empty if there were none, the bucket was sent uncompressed, or it
     /// failed.
     HeardReports reports;
+    bool only_here = false;  ///< it failed on this rank alone, after it was delivered
     bool fell_back = false;  ///< it went out uncompressed, as some gradient is not finite
   };
   [[nodiscard]] const Heard& heard() const noexcept { return heard_; }
   /// Buffers and tables of this layout, as they were taken from the system.
   [[nodiscard]] uint64_t held_bytes() const noexcept {
-    return held(layout_.parameters, layout_.offsets, status_, uncompressed_, wide_, legs_);
+    return held(layout_.parameters, layout_.offsets, status_, uncompressed_, floats_, legs_);
   }
 
  private:
@@ -110,7 +112,7 @@ class Exchange {
     bool drained = false;  ///< it went up uncompressed and is parked
 
     /// The gradient goes into the residuals.
-    void keep(const RankState& state, const Layout& layout) const;
+    void keep(const RankState& state, const Layout& layout);
     [[nodiscard]] Result<uint32_t> end() const {
       if (failure) return *failure;
       return uint32_t{0};
@@ -121,6 +123,7 @@ class Exchange {
   Result<uint32_t> enroll(std::span<Step> batch);
   void start();
   void start_uncompressed(Uncompressed::Mode mode);
+  void take(bool whole);
   Result<uint32_t> step(std::span<Step> batch);
   [[nodiscard]] Input input() noexcept;
 
@@ -132,7 +135,7 @@ class Exchange {
   StatusRound status_;
   Uncompressed uncompressed_;
   LegSet legs_;
-  Arena wide_;
+  FloatBucket floats_;
   Given given_;
   Heard heard_;
   Stage stage_ = Stage::idle;

@@ -21,8 +21,9 @@ Result<void> bind_memory(feedback::Store& store, const Parameter& parameter, Ran
   if (kind == MemoryKind::none) return {};
   auto values =
       kind == MemoryKind::ema
-          ? store.add(StateKind::mean, "mean/" + parameter.name, parameter.count())
-          : store.add(StateKind::residual, "residual/" + parameter.name, parameter.count());
+          ? store.add(StateKind::mean, "mean/" + parameter.name, parameter.count(), &memory.home)
+          : store.add(StateKind::residual, "residual/" + parameter.name, parameter.count(),
+                      &memory.home);
   if (!values) return std::move(values).error();
   memory.values = values->data();
   if (kind != MemoryKind::momentum) return {};
@@ -119,12 +120,14 @@ Result<void> RankState::bind_mean(feedback::Store& store, const Parameter& param
     if (!master) return std::move(master).error();
     piece.master = *master;
   } else if (const Spec& spec = piece.down->spec(); spec.feedback()) {
+    feedback::Residence* home = nullptr;
     auto residual =
         store.add(StateKind::owner_residual,
                   "owner_residual/" + parameter.name + "@" + std::to_string(mean.unit.offset),
-                  mean.unit.count);
+                  mean.unit.count, &home);
     if (!residual) return std::move(residual).error();
-    mean.memory = {{MemoryKind::residual, 0.0F, spec.memory().decay}, residual->data()};
+    mean.memory = {
+        {MemoryKind::residual, 0.0F, spec.memory().decay}, residual->data(), nullptr, home};
   }
   return bind_state(store, parameter.name, mine.of, *piece.down, mean, 1);
 }

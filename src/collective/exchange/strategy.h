@@ -21,9 +21,11 @@ class OwnerTurn;
 class StatusRound;
 
 /// One exchange's input. `gradient` is float32 (widened if the bucket is not) and takes the mean at
-/// the end.
+/// the end. Compressed parameters are not there, but in a device's memory, if `there` is not null:
+/// see pipeline::UnitFloats.
 struct Input {
   float* gradient = nullptr;
+  float* there = nullptr;
   void* buffer = nullptr;  ///< the bucket itself, of type `dtype`; `gradient` when that is f32
   DType dtype = DType::f32;
   uint64_t step = 0;

@@ -3,6 +3,8 @@
 // Functions for one unit, and errors, shared by the strategies that send bundles.
 #pragma once
 
+#include <functional>
+
 #include "collective/exchange/strategy.h"
 #include "pipeline/batch_codec.h"
 #include "wire/bundle.h"
@@ -64,7 +66,13 @@ inline void keep_gradient(const RankState& state, uint32_t parameter, const floa
     p.codec->keep(piece.send, gradient + (piece.send.unit.offset - p.first));
   p.codec->keep(p.fixed, gradient);
 }
-/// Those of a whole bucket, of any type. Needs no memory.
+/// Copies bytes to the host. False: it could not.
+using Reading = std::function<bool(void* to, const void* from, uint64_t bytes)>;
+/// The same for a gradient of any type, that `read` fetches; empty: it is on the host. False: it
+/// could not be read, and memory has not all of it.
+bool keep_gradient(const RankState& state, uint32_t parameter, const uint8_t* gradient, DType dtype,
+                   const Reading& read = {});
+/// Those of a whole bucket on the host, of any type. Needs no memory.
 void keep_gradients(const RankState& state, const LayoutView& layout, const void* buffer,
                     DType dtype);
 

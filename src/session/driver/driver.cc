@@ -22,6 +22,25 @@ uint8_t* at(const Bucket& bucket, uint64_t element) {
 
 }  // namespace
 
+void LoadMemory::allocate(const device::Staging* gpu, uint64_t bytes) {
+  gpu_ = gpu;
+  if (gpu == nullptr) {
+    here_.reset(new uint8_t[bytes]);
+    return;
+  }
+  auto memory = device::Memory::allocate(gpu->gpu(), device::Memory::Where::device, bytes);
+  if (!memory) throw std::bad_alloc();
+  there_ = *std::move(memory);
+}
+
+Result<void> LoadMemory::copy(uint8_t* to, const uint8_t* from, uint64_t bytes) const {
+  if (bytes == 0) return {};
+  if (gpu_ != nullptr)
+    return from != nullptr ? gpu_->copy(to, from, bytes) : gpu_->clear(to, bytes);
+  from != nullptr ? std::memcpy(to, from, bytes) : std::memset(to, 0, bytes);
+  return {};
+}
+
 Driver::Driver(Session& session, Engine& engine, std::chrono::milliseconds timeout,
                Listener* listener)
     : session_(&session),
@@ -41,7 +60,7 @@ Driver::Driver(Session& session, Engine& engine, std::chrono::milliseconds timeo
   if (session.model().options().owner_turns) loads_.resize(loads_.size() + parameters);
   // Memory that no step has touched is none.
   for (Load& load : loads_)
-    load.memory.reset(new uint8_t[joining_.room() * sizeof(float)]);  // not zeroed
+    load.memory.allocate(session.active().asked.gpu.get(), joining_.room() * sizeof(float));
   waiting_ = take_load();
 }
 
@@ -63,7 +82,10 @@ LayoutView Driver::part_of(const LayoutView& whole, size_t begin, size_t end) {
           last - first};
 }
 
-Result<void> Driver::submit(const Bucket& bucket, const LayoutView& whole, const Submission& how) {
+Result<void> Driver::submit(const Bucket& bucket, const LayoutView& whole,
+                            const Submission& given) {
+  Submission how = given;
+  if (lost_ && how.trouble == nullptr) how.trouble = &*lost_;
   const uint64_t bytes = how.cuts && fits(whole) ? session_->model().options().part : 0;
   uint32_t parts = 0;
   for (size_t i = 0; parts == 0 || i < whole.parameters.size(); ++parts)
@@ -141,24 +163,48 @@ Result<void> Driver::send() {
 Result<void> Driver::send_together(uint32_t number) {
   Load& load = loads_[number];
   const size_t width = dtype_size(load.dtype);
-  uint8_t* place = load.memory.get();
+  uint8_t* place = load.memory.at();
+  Result<void> copied;
   for (const LoadedPart& piece : std::span(load.pieces).first(load.count)) {
     const size_t bytes = piece.elements * width;
-    if (piece.buffer != nullptr && bytes != 0)
-      std::memcpy(place, piece.buffer, bytes);
-    else  // what fails goes into the residuals: it has nothing
-      std::memset(place, 0, bytes);
+    // What fails goes into the residuals: it has nothing.
+    if (copied) copied = load.memory.copy(place, piece.buffer, bytes);
     place += bytes;
   }
+  if (!copied && !load.trouble) load.trouble = copied.error();
   session_->count({.coalesced = load.count});
   const LayoutView layout{parameters_, offsets_, elements_};
   layouts_.add(layout, load.dtype, *session_);
   Bucket bucket;
-  bucket.buffer = load.memory.get();
+  bucket.buffer = copied ? load.memory.at() : nullptr;
   bucket.dtype = load.dtype;
   bucket.step = load.step;
   bucket.index = load.pieces[0].index;
-  return window_.submit(bucket, layout, number, load.trouble ? &*load.trouble : nullptr);
+  auto sent = window_.submit(bucket, layout, number, load.trouble ? &*load.trouble : nullptr);
+  if (copied) return sent;
+  const auto settings = session_->hold();
+  over_pieces(load, [&](const Bucket& piece, const LayoutView& own, uint32_t) {
+    if (piece.buffer != nullptr) session_->active().keep(piece, own);
+  });
+  return sent;
+}
+
+/// body(bucket, layout, index) for the buckets of a load, while it waits.
+template <class Body>
+void Driver::over_pieces(const Load& load, Body&& body) {
+  size_t begin = 0;
+  uint64_t base = 0;
+  for (uint32_t i = 0; i < load.count; ++i) {
+    const LoadedPart piece = load.pieces[i];
+    const Bucket bucket{
+        .buffer = piece.buffer, .dtype = load.dtype, .step = load.step, .index = piece.index};
+    const auto offsets = std::span(offsets_).subspan(begin, piece.parameters);
+    for (uint64_t& offset : offsets) offset -= base;
+    const auto parameters = std::span(parameters_).subspan(begin, piece.parameters);
+    body(bucket, LayoutView{parameters, offsets, piece.elements}, i);
+    begin += piece.parameters;
+    base += piece.elements;
+  }
 }
 
 /// One piece; or several, when the engine has failed, which the session keeps.
@@ -166,17 +212,8 @@ Result<void> Driver::send_apart(uint32_t number) {
   const Load& load = loads_[number];
   const uint32_t count = load.count;
   Result<void> first;
-  size_t begin = 0;
-  uint64_t base = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    const LoadedPart piece = load.pieces[i];
-    const Bucket bucket{
-        .buffer = piece.buffer, .dtype = load.dtype, .step = load.step, .index = piece.index};
-    const auto offsets = std::span(offsets_).subspan(begin, piece.parameters);
-    for (uint64_t& offset : offsets) offset -= base;
-    const LayoutView layout{std::span(parameters_).subspan(begin, piece.parameters), offsets,
-                            piece.elements};
-    const bool lacks = load.trouble && (count == 1 || piece.buffer == nullptr);
+  over_pieces(load, [&](const Bucket& bucket, const LayoutView& layout, uint32_t i) {
+    const bool lacks = load.trouble && (count == 1 || bucket.buffer == nullptr);
     uint32_t own = number;
     if (count > 1) {
       own = take_load();
@@ -184,35 +221,39 @@ Result<void> Driver::send_apart(uint32_t number) {
     }
     auto sent = window_.submit(bucket, layout, own, lacks ? &*load.trouble : nullptr);
     if (!sent && first) first = std::move(sent);
-    begin += piece.parameters;
-    base += piece.elements;
-  }
-  if (count > 1) give_back(loads_[number]);
+  });
+  if (count > 1) loads_[number].give_back();
   return first;
 }
 
 void Driver::ended(uint32_t number, const Error* why) {
   Load& load = loads_[number];
   const std::span<const LoadedPart> pieces = std::span(load.pieces).first(load.count);
+  Result<void> copied;
   if (pieces.size() > 1 && why == nullptr) {
-    const uint8_t* place = load.memory.get();
+    const uint8_t* place = load.memory.at();
     for (const LoadedPart& piece : pieces) {
       const size_t bytes = piece.elements * dtype_size(load.dtype);
-      if (piece.buffer != nullptr && bytes != 0) std::memcpy(piece.buffer, place, bytes);
+      if (piece.buffer != nullptr && copied) copied = load.memory.copy(piece.buffer, place, bytes);
       place += bytes;
+    }
+    if (!copied) {
+      if (!lost_) lost_ = copied.error();
+      window_.note(copied.error());
+      why = &copied.error();
     }
   }
   if (listener_ != nullptr) {
     listener_->ended(
         {std::span(load.tokens).first(load.count), std::span(load.parts).first(load.count), why});
   }
-  give_back(load);
+  load.give_back();
 }
 
-void Driver::give_back(Load& load) noexcept {
-  load.count = 0;
-  load.taken = false;
-  load.trouble.reset();
+void Driver::Load::give_back() noexcept {
+  count = 0;
+  taken = false;
+  trouble.reset();
 }
 
 Result<void> Driver::drain() {

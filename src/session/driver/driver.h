@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "device/staging.h"
 #include "laconic/session.h"
 #include "session/driver/change.h"
 #include "session/driver/joined_layouts.h"
@@ -40,6 +41,21 @@ struct Submission {
   const Error* trouble = nullptr;  ///< this rank cannot bring it; its buffer may be null
   bool joins = true;               ///< it may wait for others of its step and travel with them
   bool cuts = true;                ///< it may be cut
+};
+
+/// Memory where a session's buckets are.
+class LoadMemory {
+ public:
+  /// `gpu`: null for the host. Not zeroed. Throws bad_alloc.
+  void allocate(const device::Staging* gpu, uint64_t bytes);
+  [[nodiscard]] uint8_t* at() const noexcept { return gpu_ != nullptr ? there_.at() : here_.get(); }
+  /// Between two places of such memory. `from`: null for zeros.
+  Result<void> copy(uint8_t* to, const uint8_t* from, uint64_t bytes) const;
+
+ private:
+  const device::Staging* gpu_ = nullptr;
+  std::unique_ptr<uint8_t[]> here_;
+  device::Memory there_;
 };
 
 class Driver {
@@ -102,8 +118,10 @@ class Driver {
     bool taken = false;
     DType dtype = DType::f32;
     uint64_t step = 0;
-    std::optional<Error> trouble;       // of the first piece that did not come
-    std::unique_ptr<uint8_t[]> memory;  // of several pieces, back to back
+    std::optional<Error> trouble;  // of the first piece that did not come
+    LoadMemory memory;             // of several pieces, back to back
+
+    void give_back() noexcept;
   };
 
   [[nodiscard]] bool fits(const collective::LayoutView& whole) const noexcept;
@@ -115,9 +133,10 @@ class Driver {
   Result<void> send();
   Result<void> send_together(uint32_t number);
   Result<void> send_apart(uint32_t number);
+  template <class Body>
+  void over_pieces(const Load& load, Body&& body);
   void ended(uint32_t number, const Error* why);
   uint32_t take_load();
-  static void give_back(Load& load) noexcept;
   void take_settings();
 
   Session* session_;
@@ -133,6 +152,8 @@ class Driver {
   std::vector<uint32_t> parameters_;
   std::vector<uint64_t> offsets_, part_offsets_;
   uint64_t elements_ = 0;
+  // Means that did not come back from joined memory: what follows tells the other ranks.
+  std::optional<Error> lost_;
 };
 
 /// For each entry of `layouts`, in order, the number of the exchange that carries it, were they the

@@ -32,7 +32,7 @@ TEST(Store, ScalingLeavesCodecStateAlone) {
   const auto mean = *store.add(StateKind::owner_residual, "o", 1);
   const auto state = *store.add(StateKind::codec_state, "s", 1);
   own[0] = mean[0] = state[0] = 3.0F;
-  store.scale_residuals(0.5F);
+  ASSERT_TRUE(store.scale_residuals(0.5F));
   EXPECT_EQ(own[0], 1.5F);
   EXPECT_EQ(mean[0], 1.5F);
   EXPECT_EQ(state[0], 3.0F);
@@ -47,7 +47,7 @@ TEST(Store, ArraysInUnitsOfGradientAreScaled) {
     values.push_back(*store.add(kind, std::to_string(static_cast<int>(kind)), 1));
     values.back()[0] = 8.0F;
   }
-  store.scale_residuals(0.5F);
+  ASSERT_TRUE(store.scale_residuals(0.5F));
   const std::vector<float> expected{4, 4, 4, 4, 8};
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(values[i][0], expected[i]) << i;
   EXPECT_EQ(store.residual_bytes(), 16U);

@@ -155,9 +155,9 @@ void GatherAll::encode() {
                 count * sizeof(float));
   });
   BundleSink sink(*writer_, *counters_);
-  auto encoded = batch_->encode(batch_->all(), plan_.in(input_.gradient), sink);
+  auto encoded = batch_->encode(batch_->all(), plan_.in(input_), sink);
   if (encoded) return;
-  keep_all(*batch_, batch_->all(), plan_.in(input_.gradient));
+  keep_all(*batch_, batch_->all(), plan_.in(input_));
   decoding_.fail(std::move(encoded).error());
   input_.failure = decoding_.failure();
 }
@@ -266,7 +266,7 @@ Result<void> GatherAll::decode(pipeline::UnitFloats means) {
 
 Result<void> GatherAll::finish() {
   phase_ = Phase::idle;
-  const pipeline::UnitFloats means = plan_.in(input_.gradient);
+  const pipeline::UnitFloats means = plan_.in(input_);
   if (!decoding_.may_fail()) {
     if (auto decoded = decode(means); !decoded) return decoded;
   }
@@ -290,14 +290,14 @@ void GatherAll::mean_of_lanes() {
 /// The report of a failure uses the memory of the payloads.
 void GatherAll::fail(const Error& failure) {
   if (phase_ == Phase::idle) return;
-  batch_->undo(batch_->all(), plan_.in(input_.gradient), pipeline::Undo::gradient_lost);
+  batch_->undo(batch_->all(), plan_.in(input_), pipeline::Undo::gradient_lost);
   input_.failure = &failure;
 }
 
 void GatherAll::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
-  batch_->undo(batch_->all(), plan_.in(input_.gradient), why);
+  batch_->undo(batch_->all(), plan_.in(input_), why);
 }
 
 }  // namespace

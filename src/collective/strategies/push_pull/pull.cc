@@ -195,7 +195,7 @@ Result<void> Pull::move_parameters(uint32_t owner, WayUp& up) {
   const Share& share = parts_.shares->of[owner];
   const bool came = owners_[owner].said == Said::changes;
   // The gradient there has been delivered.
-  const pipeline::UnitFloats changes = parts_.plan->in(input_.gradient);
+  const pipeline::UnitFloats changes = parts_.plan->in(input_);
   SlotCursor cursor = owners_[owner].view.slots();
   if (came) {
     if (auto r = batch_->mean(share.units, {&cursor, 1}, changes); !r) return r;

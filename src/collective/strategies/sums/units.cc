@@ -35,7 +35,7 @@ bool SumUnits::begin(const Input& input) {
 }
 
 Result<void> SumUnits::encode(uint32_t round, pipeline::PayloadSink& sink) {
-  const pipeline::UnitFloats gradients = plan_.in(input_.gradient);
+  const pipeline::UnitFloats gradients = plan_.in(input_);
   auto encoded = round == 0 ? batch_->encode(batch_->all(), gradients, sink)
                             : batch_->encode_round(round, gradients, sink);
   if (!encoded && round == 0) keep_all(*batch_, batch_->all(), gradients);
@@ -57,7 +57,7 @@ Bytes SumUnits::keep(uint32_t i, MutBytes lanes) {
 
 bool SumUnits::undo(uint32_t i, pipeline::Undo why) {
   if (batch_->outcome(i) != Outcome::payload) return false;
-  batch_->undo(batch_->all().subspan(i, 1), plan_.in(input_.gradient), why);
+  batch_->undo(batch_->all().subspan(i, 1), plan_.in(input_), why);
   return true;
 }
 

@@ -74,9 +74,9 @@ class SumUnits {
   void accept(uint32_t i, uint32_t round, MutBytes sum) { batch_->accept(i, round, sum); }
   /// The means go into the gradient.
   Result<void> finish(pipeline::SumSource& sums) {
-    return batch_->take_sums(batch_->all(), sums, plan_.in(input_.gradient));
+    return batch_->take_sums(batch_->all(), sums, plan_.in(input_));
   }
-  void undo(pipeline::Undo why) { batch_->undo(batch_->all(), plan_.in(input_.gradient), why); }
+  void undo(pipeline::Undo why) { batch_->undo(batch_->all(), plan_.in(input_), why); }
   /// False: it has sent nothing.
   bool undo(uint32_t i, pipeline::Undo why);
 

@@ -44,8 +44,9 @@ void WayDown::replan() {
 
 bool WayDown::reserve() {
   reports_.reserve(state_->model().options().reports, state_->world());
-  return batch_->reserve() && means_.reserve((means_at_.back() + 1) * sizeof(float)) &&
-         out_.reserve(own().down_bound) && recv_.reserve(shares_->down_bytes) &&
+  means_ = batch_->lend(means_at_, means_at_.back());
+  return means_.base != nullptr && batch_->reserve() && out_.reserve(own().down_bound) &&
+         recv_.reserve(shares_->down_bytes) &&
          (plan_->exact || stash_.reserve(shares_->down_bytes));
 }
 
@@ -191,7 +192,7 @@ Result<void> WayDown::finish(WayUp& up) {
 Result<void> WayDown::decode_share(uint32_t owner, WayUp& up) {
   const Share& share = shares_->of[owner];
   SlotCursor cursor = views_[owner].slots();
-  const pipeline::UnitFloats gradient = plan_->in(input_.gradient);
+  const pipeline::UnitFloats gradient = plan_->in(input_);
   if (auto r = batch_->mean(share.units, {&cursor, 1}, gradient); !r) return r;
   up.commit(owner);
   if (owner == state_->rank()) batch_->commit(share.units, 1, gradient);

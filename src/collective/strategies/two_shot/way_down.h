@@ -52,8 +52,8 @@ class WayDown {
   void undo();
 
   [[nodiscard]] uint64_t held_bytes() const noexcept {
-    return held(*batch_, means_, means_at_, received_, capacity_, need_, views_, delivered_,
-                reports_, sizes_, out_, recv_, stash_);
+    return held(*batch_, means_at_, received_, capacity_, need_, views_, delivered_, reports_,
+                sizes_, out_, recv_, stash_);
   }
 
  private:
@@ -65,8 +65,8 @@ class WayDown {
     const Share& share = shares_->of[owner];
     return {id(owner), share.down, share.down_bounds, share.up_bound};
   }
-  [[nodiscard]] pipeline::UnitFloats means() {
-    return {reinterpret_cast<float*>(means_.bytes().data()), means_at_};
+  [[nodiscard]] pipeline::UnitFloats means() const {
+    return {means_.base, means_.at, input_.there != nullptr ? means_.there : nullptr};
   }
   void plan_units();
   void start_bundle(const WayUp& up);
@@ -79,8 +79,9 @@ class WayDown {
   const Shares* shares_;
   Counters* counters_;
   std::unique_ptr<pipeline::FrameBatch> batch_;
-  Arena means_;  // of this owner's units, side by side; needed until delivery is sure
+  // Of this owner's units, side by side; needed until delivery is sure.
   std::vector<uint64_t> means_at_;
+  pipeline::UnitFloats means_;
   std::vector<pipeline::Received> received_;
   std::vector<Capacity> capacity_;
   std::vector<uint64_t> need_;  // bytes to grant each owner in this round; 0: delivered

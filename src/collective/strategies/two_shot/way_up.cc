@@ -100,7 +100,7 @@ void WayUp::start_bundle(uint32_t owner) {
 /// An owner's bundle has its units in the order of the bucket.
 Result<void> WayUp::encode(OwnShare* own) {
   ShareSink sink(*plan_, writers_, *counters_);
-  const pipeline::UnitFloats gradients = plan_->in(input_.gradient);
+  const pipeline::UnitFloats gradients = plan_->in(input_);
   const auto all = batch_->all();
   Result<void> encoded;
   if (own == nullptr) {

@@ -58,16 +58,14 @@ class WayUp {
   Result<void> means(pipeline::UnitFloats out);
   /// An owner's means are in the gradient buffer.
   void commit(uint32_t owner) {
-    batch_->commit(shares_->of[owner].units, state_->world(), plan_->in(input_.gradient));
+    batch_->commit(shares_->of[owner].units, state_->world(), plan_->in(input_));
   }
   /// Nothing of what this rank sends to an owner counts.
   void undo(uint32_t owner, pipeline::Undo why) {
-    batch_->undo(shares_->of[owner].units, plan_->in(input_.gradient), why);
+    batch_->undo(shares_->of[owner].units, plan_->in(input_), why);
   }
   /// The means of an owner, in the gradient buffer, travel no further.
-  void keep_means(uint32_t owner) {
-    batch_->keep(shares_->of[owner].units, plan_->in(input_.gradient));
-  }
+  void keep_means(uint32_t owner) { batch_->keep(shares_->of[owner].units, plan_->in(input_)); }
 
   [[nodiscard]] uint64_t held_bytes() const noexcept {
     return held(*batch_, capacity_, need_to_, need_from_, writers_, views_, here_, overflowed_,

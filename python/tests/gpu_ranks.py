@@ -1,0 +1,93 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""A rank whose torch device is a GPU of the simulated CUDA driver: python gpu_ranks.py DRIVER RANK WORLD PORT, the runs as JSON on stdin.
+
+In a process of its own, with LACONIC_LIBRARY: the library that has images for that driver.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+
+DRIVER, RANK, WORLD, PORT = sys.argv[1], *map(int, sys.argv[2:5])
+os.environ.update(RANK=str(RANK), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORT), LOCAL_RANK=str(RANK),
+                  GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "accelerator"))
+
+import pretend  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import training  # noqa: E402
+
+import laconic  # noqa: E402
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def train(spec, steps=6, resumes=None, dtype=None, device="pretend", **options):
+    """As training.train or training.resume, with codecs="device". `resumes`: what the second half attaches with."""
+    attach = {"codecs": "device", **options.pop("attach_options", {})}
+    if device == "cpu":
+        attach.pop("codecs")
+    if resumes is not None:
+        return {"hashes": training.resume(spec, device=device, attach_options=attach, resumed_options=resumes, **options)}
+    if dtype is not None:
+        options["dtype"] = DTYPES[dtype]
+    return training.train(spec, steps=steps, device=device, attach_options=attach, **options)
+
+
+def told(spec="3lc", **options):
+    """What the handle says of a short run."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, device="pretend", attach_options=options)
+    training.step_once(ddp, optimizer, RANK, 0)
+    explained, stats = handle.explain(), handle.stats()
+    line = handle.describe()
+    handle.close()
+    return {key: explained[key] for key in ("codecs", "why_host", "path")} | {
+        key: stats[key] for key in ("device_bytes", "payload_bytes_staged", "staged_bytes", "pinned_bytes")} | {"line": line}
+
+
+def refused(spec="3lc", device="pretend", **options):
+    """The error of an attach on every rank."""
+    try:
+        training.build(dist.group.WORLD, spec, device=device, attach_options=options)
+    except laconic.LaconicError as error:
+        return {"name": error.name, "text": str(error)}
+    return {"name": "", "text": "attached"}
+
+
+def fails(calls, victim=1):
+    """A call of the victim's driver fails in the third step: what every rank hears, in that step or the next."""
+    ddp, _, optimizer = training.build(dist.group.WORLD, "3lc", device="pretend", attach_options={"codecs": "device"})
+    heard = ""
+    for step in range(4):
+        if step == 2 and RANK == victim:
+            device.pretend_fail_driver(DRIVER.encode(), calls, 999)
+        try:
+            training.step_once(ddp, optimizer, RANK, step)
+        except RuntimeError as error:
+            heard = heard or str(error)
+    return {"heard": heard}
+
+
+RUNS = {"train": train, "told": told, "refused": refused, "fails": fails}
+
+device = pretend.load()
+device.pretend_over.argtypes, device.pretend_over.restype = [ctypes.c_char_p], ctypes.c_bool
+device.pretend_faults.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64]
+device.pretend_fail_driver.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+assert device.pretend_over(DRIVER.encode()), DRIVER
+torch.set_num_threads(1)
+dist.init_process_group("cpu:gloo,pretend:pretend" if os.environ.get("BOTH") else "pretend")
+results = []
+for kind, keywords in json.load(sys.stdin):
+    pretend.delay(200, 200, 200)
+    with contextlib.redirect_stdout(sys.stderr):
+        results.append(RUNS[kind](**keywords))
+faults = ctypes.create_string_buffer(1 << 14)
+device.pretend_faults(DRIVER.encode(), faults, len(faults))
+print(json.dumps({"results": results, "faults": faults.value.decode()}))
+sys.stdout.flush()
+os._exit(0)
