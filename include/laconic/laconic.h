@@ -277,6 +277,16 @@ typedef struct laconic_codec_table {
 /* The identity of a parameter in random streams and callbacks. */
 LACONIC_API uint64_t laconic_parameter_id(const char* name);
 
+/* Memory of a GPU that a framework gives, in place of CUDA's driver. Both may be called from any
+ * thread that calls a function of the session. */
+typedef struct laconic_device_allocator {
+  uint32_t struct_size;
+  uint32_t reserved;
+  void* context;
+  void* (*allocate)(void* context, uint64_t bytes); /* 256-byte aligned; NULL: there is none */
+  void (*release)(void* context, void* at); /* no work of laconic's that uses it is queued */
+} laconic_device_allocator;
+
 typedef struct laconic_session_options {
   uint32_t struct_size;
   uint32_t rank, world; /* with world 1 gradients stay as they are, and exchanges have no steps */
@@ -314,6 +324,8 @@ typedef struct laconic_session_options {
    */
   uint32_t memory, gpu;
   uint32_t reserved;
+  const laconic_device_allocator* allocator; /* copied; NULL: CUDA's driver. Its context outlives
+                                                the session */
 } laconic_session_options;
 
 #define LACONIC_MAX_WINDOW 8

@@ -6,6 +6,7 @@ In a process of its own, with LACONIC_LIBRARY: the library that has images for t
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
+from laconic.exchange.staging import Lender  # noqa: E402
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -43,10 +45,36 @@ def told(spec="3lc", **options):
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, device="pretend", attach_options=options)
     training.step_once(ddp, optimizer, RANK, 0)
     explained, stats = handle.explain(), handle.stats()
-    line = handle.describe()
+    line, lent = handle.describe(), lent_bytes()
     handle.close()
-    return {key: explained[key] for key in ("codecs", "why_host", "path")} | {
+    del ddp, handle, optimizer
+    return {"lent": lent, "left": lent_bytes()} | {key: explained[key] for key in ("codecs", "why_host", "path")} | {
         key: stats[key] for key in ("device_bytes", "payload_bytes_staged", "staged_bytes", "pinned_bytes")} | {"line": line}
+
+
+def lent_bytes() -> int:
+    """Of torch's memory, to sessions."""
+    gc.collect()
+    return sum(t.numel() for lender in gc.get_objects() if type(lender) is Lender for t in lender._lent.values())
+
+
+def starves(attached, victim=1):
+    """torch has no more memory for the victim's codecs, after a step or from the start: what every rank hears."""
+    kept = Lender._allocate
+    if not attached and RANK == victim:
+        Lender._allocate = lambda *_: None
+    heard = ""
+    try:
+        ddp, _, optimizer = training.build(dist.group.WORLD, "3lc", device="pretend", attach_options={"codecs": "device"})
+        for lender in gc.get_objects():
+            if RANK == victim and type(lender) is Lender:
+                lender._device = "nowhere"
+        for step in range(2):
+            training.step_once(ddp, optimizer, RANK, step)
+    except RuntimeError as error:
+        heard = str(error)
+    Lender._allocate = kept
+    return {"heard": heard}
 
 
 def refused(spec="3lc", device="pretend", **options):
@@ -72,7 +100,7 @@ def fails(calls, victim=1):
     return {"heard": heard}
 
 
-RUNS = {"train": train, "told": told, "refused": refused, "fails": fails}
+RUNS = {"train": train, "told": told, "refused": refused, "fails": fails, "starves": starves}
 
 device = pretend.load()
 device.pretend_over.argtypes, device.pretend_over.restype = [ctypes.c_char_p], ctypes.c_bool

@@ -80,6 +80,7 @@ def of_two() -> dict:
     for name, keywords in {"cpu": {"device": "cpu"}, "powersgd": {"spec": "powersgd"}, "bf16": {"spec": "bf16"}, "control": {"control": "dc2", "spec": "topk"},
                            "unknown": {"codecs": "gpu"}}.items():
         runs[("refused", name)] = ("refused", {"codecs": "device", **keywords})
+    runs |= {("starves", name): ("starves", {"attached": name == "attached"}) for name in ("attached", "attaching")}
     runs |= {("fails", str(calls)): ("fails", {"calls": calls}) for calls in (5, 60)}
     return dict(zip(runs, run(2, list(runs.values()))))
 
@@ -118,6 +119,7 @@ def test_place_of_codecs_is_explained():
                 assert told["why_host"] is None and told["path"] == "codecs" and "where its codecs run" in told["line"]
                 assert told["device_bytes"] > 0 and told["payload_bytes_staged"] > 0
                 assert told["staged_bytes"] == told["pinned_bytes"] == 0
+                assert told["lent"] == told["device_bytes"] and told["left"] == 0
             else:
                 assert told["why_host"] == ("requested" if codecs == "host" else "no GPU has been measured with codecs on it yet")
                 assert told["staged_bytes"] > 0 and told["device_bytes"] == told["payload_bytes_staged"] == 0
@@ -140,6 +142,12 @@ def test_unknown_place_is_invalid():
 def test_failed_driver_call_reaches_every_rank(calls):
     for result in of_two()[("fails", calls)]:
         assert "CUDA error 999" in result["heard"] and "GPU" in result["heard"], result
+
+
+@pytest.mark.parametrize("when", ["attached", "attaching"])
+def test_rank_without_device_memory_is_reported(when):
+    for result in of_two()[("starves", when)]:
+        assert "rank 1" in result["heard"] and "memory" in result["heard"], result
 
 
 NODES = [{"spec": "3lc", "attach_options": {"nodes": 2, "window": 1}}, {"spec": "topk:ratio=0.05", "dtype": "float16", "attach_options": {"nodes": 2}}]

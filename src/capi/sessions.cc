@@ -110,6 +110,17 @@ int32_t read_codecs(const laconic_session_options& options, laconic::collective:
   return 0;
 }
 
+int32_t read_allocator(const laconic_device_allocator* theirs,
+                       laconic::device::DeviceAllocator* allocator) {
+  if (theirs == nullptr) return 0;
+  laconic_device_allocator a;
+  if (const int32_t bad = read_struct(theirs, "an allocator", &a); bad != 0) return bad;
+  if (a.allocate == nullptr || a.release == nullptr) return null_argument("allocate and release");
+  if (a.reserved != 0) return fail(Errc::invalid_argument, "the allocator's reserved must be 0");
+  *allocator = {a.context, a.allocate, a.release};
+  return 0;
+}
+
 }  // namespace
 
 namespace laconic::capi {
@@ -168,7 +179,9 @@ int32_t laconic_session_create(const laconic_session_options* options,
     if (const int32_t bad = read_codecs(o, &options_read); bad != 0) return bad;
     std::shared_ptr<const laconic::device::Staging> gpu;
     if (o.memory == LACONIC_MEMORY_CUDA) {
-      auto opened = laconic::pipeline::DeviceBatches::open(o.gpu);
+      laconic::device::DeviceAllocator allocator;
+      if (const int32_t bad = read_allocator(o.allocator, &allocator); bad != 0) return bad;
+      auto opened = laconic::pipeline::DeviceBatches::open(o.gpu, allocator);
       if (!opened) return fail(std::move(opened).error());
       gpu = *std::move(opened);
     }

@@ -10,10 +10,11 @@ CudaAddress address(const void* at) { return reinterpret_cast<CudaAddress>(at); 
 
 }  // namespace
 
-Result<std::shared_ptr<const Gpu>> Gpu::open(const std::string& library, uint32_t ordinal) {
+Result<std::shared_ptr<const Gpu>> Gpu::open(const std::string& library, uint32_t ordinal,
+                                             const DeviceAllocator& allocator) {
   const auto cuda = open_cuda(library);
   if (!cuda) return cuda.error();
-  auto gpu = std::make_shared<Gpu>(*cuda, ordinal);
+  auto gpu = std::make_shared<Gpu>(*cuda, ordinal, allocator);
   if (auto started = gpu->start(); !started) return std::move(started).error();
   return std::shared_ptr<const Gpu>(std::move(gpu));
 }
@@ -79,16 +80,26 @@ Result<Memory> Memory::allocate(GpuRef gpu, Where where, uint64_t bytes) {
   memory.where_ = where;
   if (bytes == 0) return memory;
   void* at = nullptr;
-  auto r = where == Where::device ? gpu->call("cuMemAlloc",
-                                              [&](const CudaCalls& cuda) {
-                                                CudaAddress got = 0;
-                                                const int code = cuda.memory.alloc(&got, bytes);
-                                                at = reinterpret_cast<void*>(got);
-                                                return code;
-                                              })
-                                  : gpu->call("cuMemHostAlloc", [&](const CudaCalls& cuda) {
-                                      return cuda.memory.host_alloc(&at, bytes, 0);
-                                    });
+  const auto lent = [&]() -> Result<void> {
+    at = gpu->allocator_.allocate(gpu->allocator_.context, bytes);
+    if (at != nullptr) return {};
+    return Error{Errc::out_of_memory,
+                 concat({"no memory for ", std::to_string(bytes), " bytes on GPU ",
+                         std::to_string(gpu->ordinal_)}),
+                 "use smaller buckets, or codecs on the host"};
+  };
+  const bool lends = where == Where::device && gpu->allocator_.allocate != nullptr;
+  auto r = lends                    ? lent()
+           : where == Where::device ? gpu->call("cuMemAlloc",
+                                                [&](const CudaCalls& cuda) {
+                                                  CudaAddress got = 0;
+                                                  const int code = cuda.memory.alloc(&got, bytes);
+                                                  at = reinterpret_cast<void*>(got);
+                                                  return code;
+                                                })
+                                    : gpu->call("cuMemHostAlloc", [&](const CudaCalls& cuda) {
+                                        return cuda.memory.host_alloc(&at, bytes, 0);
+                                      });
   if (!r) return std::move(r).error();
   if (where == Where::device) gpu->allocated_ += bytes;
   memory.gpu_ = std::move(gpu);
@@ -108,6 +119,10 @@ Memory& Memory::operator=(Memory&& from) noexcept {
 Memory::~Memory() {
   if (at_ == nullptr) return;
   if (where_ == Where::device) gpu_->allocated_ -= bytes_;
+  if (where_ == Where::device && gpu_->allocator_.allocate != nullptr) {
+    gpu_->allocator_.release(gpu_->allocator_.context, at_);
+    return;
+  }
   (void)gpu_->call("cuMemFree", [&](const CudaCalls& cuda) {
     return where_ == Where::device ? cuda.memory.free(address(at_)) : cuda.memory.host_free(at_);
   });

@@ -16,12 +16,22 @@
 
 namespace laconic::device {
 
+/// Gives a GPU's memory in the place of CUDA's driver: that of a framework, whose statistics then
+/// count it. 256-byte aligned; null: there is none.
+struct DeviceAllocator {
+  void* context = nullptr;
+  void* (*allocate)(void* context, uint64_t bytes) = nullptr;
+  void (*release)(void* context, void* at) = nullptr;
+};
+
 /// A GPU, whose primary context stays while this lives. What belongs to it keeps it alive.
 class Gpu {
  public:
   /// `ordinal`: CUDA's index. unsupported if there is no driver or no GPU.
-  static Result<std::shared_ptr<const Gpu>> open(const std::string& library, uint32_t ordinal);
-  Gpu(const CudaCalls& cuda, uint32_t ordinal) : cuda_(cuda), ordinal_(ordinal) {}
+  static Result<std::shared_ptr<const Gpu>> open(const std::string& library, uint32_t ordinal,
+                                                 const DeviceAllocator& allocator = {});
+  Gpu(const CudaCalls& cuda, uint32_t ordinal, const DeviceAllocator& allocator = {})
+      : cuda_(cuda), ordinal_(ordinal), allocator_(allocator) {}
   ~Gpu();
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
@@ -51,6 +61,7 @@ class Gpu {
 
   CudaCalls cuda_;
   uint32_t ordinal_;
+  DeviceAllocator allocator_;  // without functions: the driver's
   CudaDevice device_ = 0;
   CudaContext context_ = nullptr;
   std::string name_;

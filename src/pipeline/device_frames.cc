@@ -261,8 +261,9 @@ Result<void> DeviceBatches::check(const Spec& spec) {
                "codecs=host, or a spec with kernels for GPUs (docs/guide/gpu.md)"};
 }
 
-Result<std::shared_ptr<const device::Staging>> DeviceBatches::open(uint32_t gpu) {
-  auto opened = device::Gpu::open(device::kCudaLibrary, gpu);
+Result<std::shared_ptr<const device::Staging>> DeviceBatches::open(
+    uint32_t gpu, const device::DeviceAllocator& allocator) {
+  auto opened = device::Gpu::open(device::kCudaLibrary, gpu, allocator);
   if (!opened) return std::move(opened).error();
   auto program = kernels::load_kernels(*opened);
   if (!program) return std::move(program).error();

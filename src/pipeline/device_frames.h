@@ -21,7 +21,8 @@ class DeviceBatches final : public Batches {
   /// has kernels, one round, and a residual without decay or none, of what it sent itself.
   static Result<void> check(const Spec& spec);
   /// That GPU with this build's kernels. unsupported without driver, GPU, or a binary for it.
-  static Result<std::shared_ptr<const device::Staging>> open(uint32_t gpu);
+  static Result<std::shared_ptr<const device::Staging>> open(
+      uint32_t gpu, const device::DeviceAllocator& allocator = {});
   static Result<std::unique_ptr<DeviceBatches>> create(
       std::shared_ptr<const device::Staging> staging);
 

@@ -73,6 +73,13 @@ class CodecTable(_Sized):
                 ("encode", ENCODE), ("decode", DECODE), ("commit", c_void_p)]
 
 
+ALLOCATE, RELEASE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_uint64), ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+
+
+class DeviceAllocator(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_uint32), ("context", c_void_p), ("allocate", ALLOCATE), ("release", RELEASE)]
+
+
 class SessionOptions(_Sized):
     _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("strategy", c_uint32),
                 ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
@@ -80,7 +87,8 @@ class SessionOptions(_Sized):
                 ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule)), ("control", c_char_p),
                 ("record", c_char_p), ("codecs", POINTER(POINTER(CodecTable))), ("codec_count", c_uint32),
                 ("owner_turns", c_uint32), ("down", c_char_p), ("ranks_per_host", c_uint32), ("node_shards", c_uint32),
-                ("node_shard", c_uint32), ("memory", c_uint32), ("gpu", c_uint32), ("reserved", c_uint32)]
+                ("node_shard", c_uint32), ("memory", c_uint32), ("gpu", c_uint32), ("reserved", c_uint32),
+                ("allocator", POINTER(DeviceAllocator))]
 
 
 class Settings(_Sized):

@@ -27,7 +27,7 @@ from ..exchange.csession import ALONE, CSession, Options
 from ..exchange.driver import cards_of_all
 from ..exchange.lane import SharedLane
 from ..exchange.nodes import NodeStage
-from ..exchange.staging import CodecStage, DeviceStage, MeetingOnHost, gpu_of
+from ..exchange.staging import CodecStage, DeviceStage, Lender, MeetingOnHost, gpu_of
 from ..exchange.worker import Worker
 
 
@@ -90,7 +90,7 @@ class Opened:
             if servers is not None:
                 servers.open(self.world, group.seconds(self.group))
             self._make_session = functools.partial(
-                options.session, rank=engine.rank, world=engine.world, **shard, engine_sums=sums, short_sends=engine.short_sends, aggregates=servers is not None, gpu=gpu,
+                options.session, rank=engine.rank, world=engine.world, **shard, engine_sums=sums, short_sends=engine.short_sends, aggregates=servers is not None, gpu=gpu, lender=None if gpu is None else Lender(self.stage.device),
                 strategy=options.strategy if servers is None or options.rules else "server_sum")
             session = self._make_session(self.parameters.shaped())
         except LaconicError as error:  # the other ranks are about to compare cards with us

@@ -55,9 +55,15 @@ class Options:
         return CSession(parameters=parameters, **{**arguments, **more})
 
 
+def _end(handle, _lender) -> None:
+    """The lender takes back the session's memory."""
+    _lib.lib.laconic_session_destroy(handle)
+
+
 class CSession:
     """Owns the C session. Parameters are (name, shape) pairs; their order is the order of indices in a Layout. `gpu`: buckets and codecs are
-    there, by CUDA's index; None: on the host."""
+    there, by CUDA's index; None: on the host. `lender`: a laconic.exchange.staging.Lender,
+    whose memory they have there."""
 
     #: a step's first exchange carries what the ranks observed
     reports = False
@@ -68,7 +74,7 @@ class CSession:
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
                  aggregates: bool = False, rules: list[dict] = (), control: str | None = None,
                  record: str | None = None, down: str | None = None, owner_turns: bool = False, ranks_per_host: int = 1,
-                 node_shards: int = 1, node_shard: int = 0, gpu: int | None = None):
+                 node_shards: int = 1, node_shard: int = 0, gpu: int | None = None, lender=None):
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
@@ -97,11 +103,12 @@ class CSession:
                                       codecs=(ctypes.POINTER(_lib.CodecTable) * len(tables))(*tables), codec_count=len(tables),
                                       owner_turns=int(owner_turns), down=text("down", down) if down else None,
                                       ranks_per_host=ranks_per_host, node_shards=node_shards, node_shard=node_shard,
-                                      memory=0 if gpu is None else _lib.MEMORY_CUDA, gpu=gpu or 0)
+                                      memory=0 if gpu is None else _lib.MEMORY_CUDA, gpu=gpu or 0,
+                                      allocator=None if lender is None else ctypes.pointer(lender.table))
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))
-        self._destroy = weakref.finalize(self, _lib.lib.laconic_session_destroy, self._handle)
+        self._destroy = weakref.finalize(self, _end, self._handle, lender)
         self._destroy.atexit = False  # the system frees it; a worker that waits for a peer may still be in there
         self.window, self.part = window, part
         self.trace = None  #: see laconic.exchange.trace

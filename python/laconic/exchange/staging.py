@@ -17,7 +17,7 @@ import weakref
 import torch
 import torch.distributed
 
-from ..core import environment, errors
+from ..core import _lib, environment, errors
 from ..core.errors import LaconicError
 
 #: maximum threads of a rank with an accelerator
@@ -388,6 +388,28 @@ class MeetingOnHost(HostStage):
 
     def settle(self) -> None:
         torch.accelerator.current_stream(self.device).synchronize()
+
+
+class Lender:
+    """Memory of torch's for a session whose codecs are on the accelerator: torch.cuda.memory_allocated() counts it, and torch frees what it has
+    cached before it says that there is none."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._stream = device, torch.Stream(device=device)  # its own: no work of another one is behind what torch gives again
+        self._lent: dict[int, torch.Tensor] = {}
+        self.table = _lib.DeviceAllocator(allocate=_lib.ALLOCATE(self._allocate), release=_lib.RELEASE(self._release))
+
+    def _allocate(self, _context, size: int) -> int | None:
+        try:
+            with _on(self._stream):
+                lent = torch.empty(size, dtype=torch.uint8, device=self._device)
+        except RuntimeError:
+            return None
+        self._lent[lent.data_ptr()] = lent
+        return lent.data_ptr()
+
+    def _release(self, _context, at: int) -> None:
+        self._lent.pop(at, None)
 
 
 def gpu_of(asked: str, device: torch.device) -> tuple[int | None, str]:

@@ -22,15 +22,18 @@ uint8_t* at(const Bucket& bucket, uint64_t element) {
 
 }  // namespace
 
-void LoadMemory::allocate(const device::Staging* gpu, uint64_t bytes) {
+void LoadMemory::size(const device::Staging* gpu, uint64_t bytes) {
   gpu_ = gpu;
-  if (gpu == nullptr) {
-    here_.reset(new uint8_t[bytes]);
-    return;
-  }
-  auto memory = device::Memory::allocate(gpu->gpu(), device::Memory::Where::device, bytes);
-  if (!memory) throw std::bad_alloc();
+  bytes_ = bytes;
+  if (gpu == nullptr) here_.reset(new uint8_t[bytes]);
+}
+
+Result<void> LoadMemory::reserve() {
+  if (gpu_ == nullptr || there_.at() != nullptr) return {};
+  auto memory = device::Memory::allocate(gpu_->gpu(), device::Memory::Where::device, bytes_);
+  if (!memory) return std::move(memory).error();
   there_ = *std::move(memory);
+  return {};
 }
 
 Result<void> LoadMemory::copy(uint8_t* to, const uint8_t* from, uint64_t bytes) const {
@@ -60,7 +63,7 @@ Driver::Driver(Session& session, Engine& engine, std::chrono::milliseconds timeo
   if (session.model().options().owner_turns) loads_.resize(loads_.size() + parameters);
   // Memory that no step has touched is none.
   for (Load& load : loads_)
-    load.memory.allocate(session.active().asked.gpu.get(), joining_.room() * sizeof(float));
+    load.memory.size(session.active().asked.gpu.get(), joining_.room() * sizeof(float));
   waiting_ = take_load();
 }
 
@@ -163,8 +166,8 @@ Result<void> Driver::send() {
 Result<void> Driver::send_together(uint32_t number) {
   Load& load = loads_[number];
   const size_t width = dtype_size(load.dtype);
+  Result<void> copied = load.memory.reserve();
   uint8_t* place = load.memory.at();
-  Result<void> copied;
   for (const LoadedPart& piece : std::span(load.pieces).first(load.count)) {
     const size_t bytes = piece.elements * width;
     // What fails goes into the residuals: it has nothing.

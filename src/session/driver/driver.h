@@ -46,14 +46,17 @@ struct Submission {
 /// Memory where a session's buckets are.
 class LoadMemory {
  public:
-  /// `gpu`: null for the host. Not zeroed. Throws bad_alloc.
-  void allocate(const device::Staging* gpu, uint64_t bytes);
+  /// `gpu`: null for the host, whose memory is taken here. Not zeroed. Throws bad_alloc.
+  void size(const device::Staging* gpu, uint64_t bytes);
+  /// A GPU's is taken by the first call.
+  Result<void> reserve();
   [[nodiscard]] uint8_t* at() const noexcept { return gpu_ != nullptr ? there_.at() : here_.get(); }
   /// Between two places of such memory. `from`: null for zeros.
   Result<void> copy(uint8_t* to, const uint8_t* from, uint64_t bytes) const;
 
  private:
   const device::Staging* gpu_ = nullptr;
+  uint64_t bytes_ = 0;
   std::unique_ptr<uint8_t[]> here_;
   device::Memory there_;
 };
