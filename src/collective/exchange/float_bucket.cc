@@ -110,7 +110,7 @@ uint32_t keep_bucket(const RankState& state, const LayoutView& layout, void* buf
     keep_gradients(state, layout, buffer, dtype);
     return 0;
   }
-  (void)residuals_to_host(state, layout);  // what is lost says so when it is used
+  (void)residuals_to_host(state, layout);  // an array that is lost fails when it is used
   uint32_t lost = 0;
   for (size_t i = 0; i < layout.parameters.size(); ++i) {
     const auto* const from = static_cast<const uint8_t*>(buffer);
