@@ -22,6 +22,7 @@ from bench.lib.results import REFERENCE
 
 UNIT = {"": "parameter", "bucket": "1 MiB of parameters", "whole": "the model"}
 PANEL = 300  # height of a plot
+NEAR = 1.4  # steps of a cell that is made again differ by up to 37 %
 
 
 class TimeToTarget:
@@ -76,18 +77,36 @@ def code(way: str) -> str:
     return (label_of(spec) if spec.startswith("pytorch:") else f"`{spec}`") + about
 
 
+def named(way: str) -> str:
+    """With a dagger where the learning rate is not the model's own."""
+    return code(way) + " †" * comparison.votes(way)
+
+
 def class_of(way: str) -> str:
     codec = parts_of(way)[1].partition(":")[0]
     return "" if codec in ("none", "pytorch") else comparison.codecs()[codec]["class"]
 
 
-def quality(row: Row, plain: Row) -> str | None:
+def seeds_text(count: int) -> str:
+    return f", {count} of {len(comparison.SEEDS)} seeds"
+
+
+def usual_seeds(rows) -> int:
+    """That most of these were learned with."""
+    return statistics.mode([len(row.finals) for row in rows if row.finals] or [len(comparison.SEEDS)])
+
+
+def final_head(model: str, usual: int) -> str:
+    return f"final, {units_of(model)}" + seeds_text(usual) * (usual < len(comparison.SEEDS))
+
+
+def quality(row: Row, plain: Row, usual: int) -> str:
     """In bold where it is worse than uncompressed training beyond chance, with a star where it is better."""
     if not row.finals:
-        return None
+        return "not run"
     shared = [seed for seed in row.finals if seed in plain.finals]
     sign = 0 if row is plain else judged(row.model, [row.finals[seed] for seed in shared], [plain.finals[seed] for seed in shared])
-    few = "" if len(row.finals) == len(comparison.SEEDS) else f", {len(row.finals)} of {len(comparison.SEEDS)} seeds"
+    few = "" if len(row.finals) == usual else seeds_text(len(row.finals))
     return marked(spread_text(row.model, list(row.finals.values())), sign) + few
 
 
@@ -99,58 +118,82 @@ def reached_text(value: float | None):
     return "not reached" if value is not None and math.isinf(value) else value
 
 
+def soonest(rows: list[Row], network: str) -> list[Row]:
+    """Those that reach the target, the first one first."""
+    return sorted((row for row in rows if row.time(network) is not None and math.isfinite(row.time(network))), key=lambda row: row.time(network))
+
+
 def places(rows: list[Row], network: str) -> dict[str, int]:
-    timed = sorted((row for row in rows if row.time(network) is not None and math.isfinite(row.time(network))), key=lambda row: row.time(network))
-    return {row.way: i + 1 for i, row in enumerate(timed)}
+    return {row.way: i + 1 for i, row in enumerate(soonest(rows, network))}
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------
 
 
+def target_of(model: str) -> str:
+    return MODELS[model].quality.short(MODELS[model].target)
+
+
+def leader_table(rows: dict) -> dict:
+    """The first to the target, and how many are so near behind it that they may be as fast."""
+    lines = []
+    for model in comparison.FACTORS:
+        mine = compared(model, rows)
+        for network in NETWORKS:
+            order, plain = soonest(mine, network), mine[0].time(network)
+            if len(order) < 2:
+                lines.append([model, target_of(model), rate_text(network), *[None] * 5])
+                continue
+            best = order[0].time(network)
+            lines.append([model, target_of(model), rate_text(network), named(order[0].way), best, plain and math.isfinite(plain) and plain / best or None,
+                          named(order[1].way), sum(row.time(network) <= NEAR * best for row in order[1:])])
+    return tables.table(["model", "target", "network", "first", ("after, s", "{:.1f}"), ("× sooner than DDP, fp32", "{:d1}"), "second", f"within {NEAR} × of the first"], lines)
+
+
 def model_table(model: str, rows: list[Row]) -> dict:
     """For each network: a step, the time to the target, and the place by it."""
-    rows = [row for row in rows if row.way not in comparison.SPARSE]
-    plain, order, target = rows[0], {network: places(rows, network) for network in NETWORKS}, MODELS[model].quality.short(MODELS[model].target)
-    head = ["exchange", "class", ("kB a step", "{:s3}"), ("× fewer", "{:d1}"), f"final, {units_of(model)}", f"steps to {target}"]
+    plain, order, target = rows[0], {network: places(rows, network) for network in NETWORKS}, target_of(model)
+    usual = usual_seeds(rows)
+    head = ["exchange", "class", ("kB a step", "{:s3}"), ("× fewer", "{:d1}"), final_head(model, usual), f"steps to {target}"]
     head += [(f"step at {rate_text(network)}, ms", "{:d1}") for network in NETWORKS] + [(f"{target} at {rate_text(network)}, s", "{:.1f}") for network in NETWORKS]
     lines = []
     for row in rows:
         place = [str(order[network].get(row.way, tables.MISSING)) for network in NETWORKS]
-        lines.append([code(row.way), class_of(row.way), row.bytes and row.bytes / 1e3, row.fewer(plain), quality(row, plain) or "not run", reached_text(row.steps),
+        lines.append([named(row.way), class_of(row.way), row.bytes and row.bytes / 1e3, row.fewer(plain), quality(row, plain, usual), reached_text(row.steps),
                       *(row.step(network) and 1e3 * row.step(network) for network in NETWORKS), *(reached_text(row.time(network)) for network in NETWORKS),
                       None if set(place) == {tables.MISSING} else ", ".join(place)])
     return tables.table([*head, "places"], lines)
 
 
 def sparse_table(rows: dict) -> dict:
-    head = ["exchange", f"final, {units_of('recommendation')}", ("kB a step, kernel", "{:s3}"), *((f"step at {rate_text(network)}, ms", "{:d1}") for network in NETWORKS)]
-    plain = rows["recommendation", REFERENCE]
+    some = [rows["recommendation", way.partition("@")[0] + form] for way in comparison.SPARSE for form in ("", "@sparse")]
+    plain, usual = rows["recommendation", REFERENCE], usual_seeds(some)
+    head = ["exchange", final_head("recommendation", usual), ("kB a step, kernel", "{:s3}"), *((f"step at {rate_text(network)}, ms", "{:d1}") for network in NETWORKS)]
     lines = []
-    for way in (way.partition("@")[0] + form for way in comparison.SPARSE for form in ("", "@sparse")):
-        row = rows["recommendation", way]
-        lines.append([code(way), quality(row, plain) or "not run", row.port(NETWORKS[0]) and row.port(NETWORKS[0]) / 1e3,
+    for row in some:
+        lines.append([code(row.way), quality(row, plain, usual), row.port(NETWORKS[0]) and row.port(NETWORKS[0]) / 1e3,
                       *(row.step(network) and 1e3 * row.step(network) for network in NETWORKS)])
     return tables.table(head, lines)
 
 
 def sweep_table(rows: dict) -> dict:
-    lines = []
-    for some in comparison.SWEEPS.values():
-        for way in some:
-            lines.append([code(way), *(cell for model in comparison.SWEPT
-                                       for cell in (rows[model, way].fewer(rows[model, REFERENCE]), quality(rows[model, way], rows[model, REFERENCE]) or "not run"))])
-    return tables.table(["exchange", *(cell for model in comparison.SWEPT for cell in ((f"{model}: × fewer bytes", "{:d1}"), f"final, {units_of(model)}"))], lines)
+    swept = [way for some in comparison.SWEEPS.values() for way in some]
+    usual = usual_seeds(rows[model, way] for model in comparison.SWEPT for way in swept)
+    lines = [[code(way), *(cell for model in comparison.SWEPT
+                           for cell in (rows[model, way].fewer(rows[model, REFERENCE]), quality(rows[model, way], rows[model, REFERENCE], usual)))] for way in swept]
+    return tables.table(["exchange", *(cell for model in comparison.SWEPT for cell in ((f"{model}: × fewer bytes", "{:d1}"), final_head(model, usual)))], lines)
 
 
 def unit_table(rows: dict) -> dict:
+    ways = {(spec, words): f"{spec}@{unit}" if unit else spec for spec in ("topk", "3lc") for unit, words in UNIT.items()}
+    usual = usual_seeds(rows[model, way] for model in comparison.SWEPT for way in ways.values())
     lines = []
-    for spec in ("topk", "3lc"):
-        for unit, words in UNIT.items():
-            of_models = [rows[model, f"{spec}@{unit}" if unit else spec] for model in comparison.SWEPT]
-            lines.append([f"`{spec}`", words, *(cell for row in of_models for cell in (row.bytes and row.bytes / 1e3, quality(row, rows[row.model, REFERENCE]) or "not run",
-                                                                                        row.step("1gbit") and 1e3 * row.step("1gbit")))])
+    for (spec, words), way in ways.items():
+        of_models = [rows[model, way] for model in comparison.SWEPT]
+        lines.append([f"`{spec}`", words, *(cell for row in of_models for cell in (row.bytes and row.bytes / 1e3, quality(row, rows[row.model, REFERENCE], usual),
+                                                                                    row.step("1gbit") and 1e3 * row.step("1gbit")))])
     return tables.table(["exchange", "unit", *(cell for model in comparison.SWEPT for cell in (
-        (f"{model}: kB a step", "{:s3}"), f"final, {units_of(model)}", ("step at 1 Gbit/s, ms", "{:d1}")))], lines)
+        (f"{model}: kB a step", "{:s3}"), final_head(model, usual), ("step at 1 Gbit/s, ms", "{:d1}")))], lines)
 
 
 def rate_table() -> dict:
@@ -174,8 +217,13 @@ def rows_of() -> dict:
     return {(model, way): Row(model, way) for model in comparison.FACTORS for way in (*comparison.ways(model), *comparison.swept(model))}
 
 
+def compared(model: str, rows: dict) -> list[Row]:
+    """Those of a model's table."""
+    return [rows[model, way] for way in comparison.ways(model) if way not in comparison.SPARSE]
+
+
 def tables_of(rows: dict) -> dict:
-    made = {model: model_table(model, [row for (of, way), row in rows.items() if of == model and way in comparison.ways(model)]) for model in comparison.FACTORS}
+    made = {"first to the target": leader_table(rows), **{model: model_table(model, compared(model, rows)) for model in comparison.FACTORS}}
     made |= {"sparse gradients": sparse_table(rows), "sweeps": sweep_table(rows), "units": unit_table(rows), "rates": rate_table(), "not run": missing_table()}
     trained = [run for row in rows.values() for run in (*row.runs.values(), row.times) if run]
     return {**made, "environment": environment(trained)}
@@ -274,7 +322,7 @@ def panel(model: str, rows: dict) -> str | None:
     margin = 0.05 * (high - low) or 0.01
     bottom, top = (low - margin, high + margin) if about.higher_is_better else (high + margin, low - margin)
     return charts.curves(lines, f"{model}: quality over bytes", f"{model}: bytes that a rank sends in a step", uncompressed,
-                         lambda value: f"{100 * value:.1f} %" if about.higher_is_better else f"{value:.2f} bits", bottom, top, log=True, height=PANEL)
+                         lambda value: f"{100 * value:.1f} %" if about.higher_is_better else f"{value:.2f}", bottom, top, log=True, height=PANEL)
 
 
 def picture(rows: dict) -> str | None:
@@ -285,9 +333,9 @@ def picture(rows: dict) -> str | None:
     body = []
     for i, name in enumerate(comparison.SWEEPS):
         x = 52 + 112 * i
-        body += [f'<g class="series s{3 + i}"><polyline points="{x},8 {x + 22},8"/></g>', charts.text(x + 27, 12, name, "start")]
+        body += [f'<g class="series s{3 + i}"><polyline points="{x},8 {x + 16},8"/></g>', charts.text(x + 20, 12, name, "start")]
     body += [f'<g transform="translate(0 {24 + PANEL * i})">{pictures.inside(each)}</g>' for i, each in enumerate(panels)]
-    return pictures.standing_alone(body, "Quality over bytes; broken line: uncompressed", charts.WIDTH, 24 + PANEL * len(panels))
+    return pictures.standing_alone(body, "Quality (%, bits a character) over bytes; broken line: uncompressed", charts.WIDTH, 24 + PANEL * len(panels))
 
 
 def publish(folder: Path) -> None:

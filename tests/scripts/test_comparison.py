@@ -146,9 +146,11 @@ def test_places_are_by_median_steps_times_step_time(here):
     assert found["PyTorch DDP, fp32"] == ["", "6.00", "1.0", "95.9 ± 0.1", "40", "500", "250", "125", "20.0", "10.0", "5.0", "3, 3, 3"]
     assert found["`int8`"] == ["quantization", "1.50", "4.0", "95.9 ± 0.1", "40", "125", "62.5", "31.2", "5.0", "2.5", "1.2", "2, 2, 2"]
     assert found["`topk`"] == ["sparsification", "1.50", "4.0", "**93.9 ± 0.1**", "80", "50.0", "25.0", "12.5", "4.0", "2.0", "1.0", "1, 1, 1"]
-    assert found["`signsgd`"][4:] == ["not reached", "40.0", "20.0", "10.0", *["not reached"] * 3, "–"]
+    assert found["`signsgd` †"][4:] == ["not reached", "40.0", "20.0", "10.0", *["not reached"] * 3, "–"]
     assert "`3lc`, `OuterStep` every step" in found and "`3lc`, `ShardedOptimizer`" in found
-    assert rows(made["gpt"])["`signsgd`"][3] == "**failed, 3 of 3**"
+    assert rows(made["gpt"])["`signsgd` †"][3] == "**failed, 3 of 3**"
+    first, second, third = made["first to the target"]["rows"][:3]
+    assert first == ["mlp", "95 %", "50 Mbit/s", "`topk`", 4.0, 5.0, "`int8`", 1] and second[4:6] == [2.0, 5.0] and third[2] == "1 Gbit/s"
 
 
 def test_page_names_what_was_not_run(here):
@@ -165,6 +167,17 @@ def test_page_names_what_was_not_run(here):
     assert [row[1] for row in made["units"]["rows"] if "not run" in row] == ["the model"]
     assert rows(made["not run"])["`time-mlp`"][0].startswith("1 of ")
     assert set(rows(made["not run"])) == {"`learn-cnn-2`", "`time-mlp`", *(f"`sweep-gpt-{seed}`" for seed in (0, 1, 2))}
+
+
+def test_heading_says_what_most_rows_lack(here):
+    everything()
+    assert {heading for heading, _ in comparison_tables.tables_of(comparison_tables.rows_of())["sweeps"]["columns"]} >= {"final, %", "final, bits"}
+    for path in [path for path in (here / "cells").iterdir() if path.name.startswith("learn-cnn-") and not path.name.endswith("int8.json")]:
+        if path.name[len("learn-cnn-")] != "0":
+            path.unlink()
+    made = comparison_tables.tables_of(comparison_tables.rows_of())["cnn"]
+    assert made["columns"][4][0] == "final, %, 1 of 3 seeds"
+    assert rows(made)["PyTorch DDP, fp32"][3] == "96.0" and rows(made)["`int8`"][3] == "95.9 ± 0.1, 3 of 3 seeds"
 
 
 def test_csv_and_picture_have_every_figure(here):
