@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality comparison cifar10 control aggregation-learning thc engines sharded hsdp outer nodes frameworks fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench comparison cifar10 control aggregation-learning thc engines sharded hsdp outer nodes frameworks fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -50,16 +50,6 @@ bench:  ## measure every codec on this CPU into docs/results (5 minutes); QUICK=
 	@scripts/bootstrap
 	@scripts/build release laconic_cli laconic_c $(basename $(notdir $(wildcard bench/*/*_bench.cc)))
 	@.venv/bin/python -m bench.cpu.run $(if $(QUICK),--quick)
-
-models:  ## every model of the demo with every exchange on four networks into docs/results/models.md (four hours, in parts)
-	@scripts/bootstrap
-	@scripts/build release laconic_c laconic_cli
-	@.venv/bin/python -m bench.learning.matrix
-
-quality:  ## every codec at its default with the demo's models into docs/results/quality.md (below an hour, in parts)
-	@scripts/bootstrap
-	@scripts/build release laconic_c laconic_cli
-	@.venv/bin/python -m bench.learning.qualities
 
 comparison:  ## every codec and exchange with five models on three networks into docs/results/comparison.md (three hours, in parts); PARTS= some
 	@scripts/bootstrap

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Trains the demo's models with every exchange, without a network: what docs/results/models.md and learning.md are made of.
+"""Long runs, warm-up and optimizers with the demo's models, without a network: what docs/results/learning.md is made of.
 
     python -m bench.learning.learning                       every run of every question that is not there yet
     python -m bench.learning.learning --question long       of one question; --slots 4: four runs at once, on as many processors as ranks
@@ -33,8 +33,6 @@ RESULTS = ROOT / "out" / "models" / "learning"
 WORLD = 4
 SEEDS = (0, 1, 2)
 MODELS, READERS = ("mlp", "cnn", "lstm", "gpt"), ("lstm", "gpt")  # readers take a text
-SPECS = (REFERENCE, "pytorch:fp16", "pytorch:powersgd", "fp16", "bf16", "int8", "3lc", "3lc:s=1.75", "topk:ratio=0.01",
-         "topk:ratio=0.001", "randomk:ratio=0.01", "sidco:ratio=0.01", "sidco:ratio=0.001", "powersgd:rank=4")
 LONG_MODELS, LONG_STEPS = ("mlp", "cnn"), 5000
 LONG_SPECS = (REFERENCE, "3lc:s=1.75", "topk:ratio=0.001", "sidco:ratio=0.001")
 WARMUPS, WARMUP_STEPS = (0, 50, 200), 400
@@ -86,7 +84,7 @@ def read(path: Path) -> dict:
 
 def cells(question: str) -> list[Cell]:
     if question == "seeds":
-        return [Cell(question, m, spec, seed) for seed in SEEDS for m in MODELS for spec in SPECS]
+        return [Cell(question, m, spec, seed) for seed in SEEDS for m in LONG_MODELS for spec in LONG_SPECS]
     if question == "long":
         return [Cell(question, m, spec, seed, LONG_STEPS, 100) for seed in SEEDS for m in LONG_MODELS for spec in LONG_SPECS]
     if question == "warmup":

@@ -163,10 +163,8 @@ def tables_of(found: dict[str, list[tuple]]) -> dict[str, dict]:
     def whole(cells) -> Runs | None:
         return None if any(run is None for _, run in cells) else Runs(cells)
 
-    compared = {(cell.model, cell.spec) for cell, _ in found["long"]}
-    short = whole([(cell, run) for cell, run in found["seeds"] if (cell.model, cell.spec) in compared])
     made = {}
-    if (runs := whole(found["long"])) and short:
+    if (runs := whole(found["long"])) and (short := whole(found["seeds"])):
         made["a long run"] = long(runs, short)
     if runs := whole(found["warmup"]):
         made |= warmups(runs)

@@ -151,22 +151,20 @@ def heat_level(value: float, best: float) -> int:
     return min(HEAT_LEVELS - 1, round(math.log2(value / best))) if best > 0 else HEAT_LEVELS - 1
 
 
-def heat_map(rows: list[str], columns: list[str], values: list[list[float | None]], title: str, cell_text,
-             missing: str = "not reached") -> str:
-    """values[row][column], less is better; colours compare within a column. A column's label may have several lines."""
-    head = 16 * max(column.count("\n") + 1 for column in columns) + _TOP
+def heat_map(rows: list[str], columns: list[str], values: list[list[float | None]], title: str, cell_text) -> str:
+    """values[row][column], less is better, None where it is not reached; colours compare within a column."""
+    head = 16 + _TOP
     cell = max(_CELL, (WIDTH - _NAMES - _RIGHT) // len(columns))
-    body = [text(_NAMES + (j + 0.5) * cell, head - 8 - 16 * (len(lines) - 1 - i), words)
-            for j, lines in enumerate(column.split("\n") for column in columns) for i, words in enumerate(lines)]
+    body = [text(_NAMES + (j + 0.5) * cell, head - 8, column) for j, column in enumerate(columns)]
     known = [[value for value in column if value is not None] for column in zip(*values)]
     for i, (row, line_of) in enumerate(zip(rows, values)):
         top = head + i * _ROW
         body.append(text(_NAMES - 8, top + 17, row, "end", "row"))
         for j, value in enumerate(line_of):
             style = "heat none" if value is None else f"heat h{heat_level(value, min(known[j]))}"
-            words = missing if value is None else cell_text(value)
+            words = "not reached" if value is None else cell_text(value)
             label = "cell best" if value is not None and value == min(known[j]) else "cell"
-            about = escape(f"{row}, {columns[j]}: {words}".replace("\n", " "))
+            about = escape(f"{row}, {columns[j]}: {words}")
             body += [f'<rect x="{_NAMES + j * cell + 1}" y="{top + 1}" width="{cell - 2}" height="{_ROW - 2}" rx="3" '
                      f'class="{style}"><title>{about}</title></rect>',
                      text(_NAMES + (j + 0.5) * cell, top + 17, words, style=label)]

@@ -211,6 +211,15 @@ def test_csv_restores_cells_that_are_missing(here):
     assert comparison.main(["--page", "--out", str(here)]) == 0 and published() == before
 
 
+def test_readme_matches_figures_of_page():
+    found = json.loads((ROOT / "docs/results/comparison.json").read_text(encoding="utf-8"))["tables"]["first to the target"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for row in (row for row in found["rows"] if row[2] == "50 Mbit/s" and row[0] != "mlp"):
+        model, _, _, first, time, sooner = (tables.shown(cell, form) for cell, (_, form) in zip(row[:6], found["columns"]))
+        name = re.escape(first.removesuffix(" †"))
+        assert re.search(rf"^- `{model}`,.*: {name}, {time} s, {sooner} times sooner", readme, re.M), model
+
+
 # ---- ranks ------------------------------------------------------------------------------------------------------------
 
 

@@ -112,9 +112,7 @@ def test_long_run_reports_start_of_last_0_3_points(found):
     assert rows["mlp", "fp32"][0] == "90.1 ± 0.1"
 
 
-def test_long_run_is_compared_with_required_short_runs(found):
-    fewer = without(found, "seeds", lambda cell: cell.model in ("lstm", "gpt") or cell.spec == "int8")
-    assert rows_of(fewer, "a long run")["cnn", "`topk:ratio=0.001`"][2] == "-1.00 (-1.00, -1.00, -1.00)"
+def test_long_run_without_a_short_run_has_no_table(found):
     lacking = without(found, "seeds", lambda cell: cell.seed == 1 and cell.spec == "topk:ratio=0.001")
     assert "a long run" not in learning_tables.tables_of(lacking)
 
@@ -214,7 +212,7 @@ def results(tmp_path, monkeypatch):
 
 def test_every_run_has_its_own_file(found):
     cells = [cell for runs in found.values() for cell, _ in runs]
-    assert len({cell.path for cell in cells}) == len(set(cells)) == len(cells) > 400
+    assert len({cell.path for cell in cells}) == len(set(cells)) == len(cells) > 300
 
 
 def test_file_of_another_run_is_ignored(results):
