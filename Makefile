@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench comparison cifar10 control aggregation-learning thc engines sharded hsdp outer nodes frameworks fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench comparison cifar10 control tradeoff aggregation-learning thc engines sharded hsdp outer nodes frameworks fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -65,6 +65,11 @@ control:  ## laws in virtual time and in the network lab, into docs/results/cont
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli control_loop_bench
 	@.venv/bin/python -m bench.control.controls
+
+tradeoff:  ## dc2 beside five fixed settings where the rate moves by 100, into docs/results/tradeoff.md (three hours, in parts); PARTS= some
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python -m bench.control.tradeoff $(PARTS)
 
 aggregation-learning:  ## thc under loss, late workers, other widths, into docs/results/aggregation-learning.md (half an hour, in parts)
 	@scripts/bootstrap
