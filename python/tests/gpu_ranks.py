@@ -18,12 +18,13 @@ os.environ.update(RANK=str(RANK), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "accelerator"))
 
 import pretend  # noqa: E402
+import test_staging  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic.exchange.staging import Lender  # noqa: E402
+from laconic.exchange.staging import CodecStage, Lender  # noqa: E402
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -77,6 +78,25 @@ def starves(attached, victim=1):
     return {"heard": heard}
 
 
+def scaled():
+    """test_staging's run with a GradScaler and an overflow."""
+    build = training.build
+    training.build = lambda *args, attach_options, **more: build(*args, attach_options={**attach_options, "codecs": "device"}, **more)
+    digest, scale, _, norm = test_staging._scaled("pretend")
+    training.build = build
+    return {"hash": digest, "scale": scale, "norm": norm}
+
+
+def hasty(delay, **options):
+    """The worker does not wait until the gradients are computed."""
+    CodecStage.ready, kept = lambda _, ticket: ticket.host.data_ptr(), CodecStage.ready
+    pretend.delay(delay, delay, delay)
+    try:
+        return train(**options)
+    finally:
+        CodecStage.ready = kept
+
+
 def refused(spec="3lc", device="pretend", **options):
     """The error of an attach on every rank."""
     try:
@@ -100,7 +120,7 @@ def fails(calls, victim=1):
     return {"heard": heard}
 
 
-RUNS = {"train": train, "told": told, "refused": refused, "fails": fails, "starves": starves}
+RUNS = {"train": train, "told": told, "refused": refused, "fails": fails, "starves": starves, "scaled": scaled, "hasty": hasty}
 
 device = pretend.load()
 device.pretend_over.argtypes, device.pretend_over.restype = [ctypes.c_char_p], ctypes.c_bool

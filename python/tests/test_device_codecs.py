@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "accelerator"))
 
 import pretend  # noqa: E402
+import test_staging  # noqa: E402
 import training  # noqa: E402
 from ranks import free_port  # noqa: E402
 
@@ -80,6 +81,8 @@ def of_two() -> dict:
     for name, keywords in {"cpu": {"device": "cpu"}, "powersgd": {"spec": "powersgd"}, "bf16": {"spec": "bf16"}, "control": {"control": "dc2", "spec": "topk"},
                            "unknown": {"codecs": "gpu"}}.items():
         runs[("refused", name)] = ("refused", {"codecs": "device", **keywords})
+    runs[("scaled", "")] = ("scaled", {})
+    runs |= {("hasty", str(delay)): ("hasty", {"delay": delay, "spec": "3lc", "buckets": 3}) for delay in (2000, 20000)}
     runs |= {("starves", name): ("starves", {"attached": name == "attached"}) for name in ("attached", "attaching")}
     runs |= {("fails", str(calls)): ("fails", {"calls": calls}) for calls in (5, 60)}
     return dict(zip(runs, run(2, list(runs.values()))))
@@ -104,6 +107,17 @@ def test_codecs_on_device_train_as_on_cpu(pools, name):
 def test_run_resumes_on_either_side(pools, name):
     whole = of_cpu(pools, {"spec": "topk:ratio=0.05", "buckets": 3, "steps": 8})
     assert [result["hashes"] for result in of_two()[("resumed", name)]] == [[whole, whole]] * 2
+
+
+def test_loss_scale_changes_residuals_on_device(pools):
+    expected = [{"hash": digest, "scale": scale, "norm": norm} for digest, scale, _, norm in pools(2).run(test_staging._scaled, device="cpu")]
+    assert of_two()[("scaled", "")] == expected
+
+
+def test_missing_wait_for_gradients_is_detected(pools):
+    """Or the pretend device would be too tame to show anything."""
+    expected = of_cpu(pools, VALUES["3lc"])
+    assert any(result["hash"] != expected for delay in (2000, 20000) for result in of_two()[("hasty", str(delay))])
 
 
 def test_flush_is_saved_on_device(pools):
