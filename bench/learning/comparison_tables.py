@@ -100,7 +100,7 @@ def final_head(model: str, usual: int) -> str:
     return f"final, {units_of(model)}" + seeds_text(usual) * (usual < len(comparison.SEEDS))
 
 
-def quality(row: Row, plain: Row, usual: int) -> str:
+def quality(row: Row, plain: Row, usual: int = len(comparison.SEEDS)) -> str:
     """In bold where it is worse than uncompressed training beyond chance, with a star where it is better."""
     if not row.finals:
         return "not run"

@@ -37,7 +37,7 @@ def test_error_number_comes_from_table():
 
 HEADER = re.sub(r"/\*.*?\*/", "", (ROOT / "include/laconic/laconic.h").read_text(), flags=re.S)
 MIRRORS = {"tensor": _lib.Tensor, "place": _lib.Place, "frame_info": _lib.FrameInfo, "parameter": _lib.Parameter,
-           "rule": _lib.Rule, "session_options": _lib.SessionOptions, "settings": _lib.Settings, "bucket": _lib.Bucket, "message": _lib.Message, "step": _lib.Step,
+           "rule": _lib.Rule, "device_allocator": _lib.DeviceAllocator, "session_options": _lib.SessionOptions, "settings": _lib.Settings, "bucket": _lib.Bucket, "message": _lib.Message, "step": _lib.Step,
            "contribution": _lib.Contribution, "aggregate": _lib.Aggregate, "aggregator_options": _lib.AggregatorOptions,
            "state_header": _lib.StateHeader, "engine_table": _lib.EngineTable, "replica": _lib.Replica, "owned_range": _lib.OwnedRange, "turns": _lib.Turns,
            "failure": _lib.Failure, "ending": _lib.Ending, "driver_options": _lib.DriverOptions,
@@ -48,7 +48,7 @@ def fields_of(name):
     """(name, is a pointer, C type) of the fields in the header."""
     body = re.search(rf"typedef struct laconic_{name} \{{(.*?)\}}", HEADER, re.S)[1]
     for line in re.findall(r"\s*([^;]+);", body):
-        if callback := re.match(r"\w+ \(\*(\w+)\)\(", line):
+        if callback := re.match(r"\w+\*? \(\*(\w+)\)\(", line):
             yield callback[1], "*"
             continue
         kind, names = re.fullmatch(r"((?:const )?\w+(?:\* const)?\*?)\s+(.+)", line.strip(), re.S).groups()

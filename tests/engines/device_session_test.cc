@@ -299,7 +299,7 @@ TEST(DeviceSessionTest, ChangedSettingsKeepResiduals) {
   expect_same(there, here, "after a change that was refused");
 }
 
-TEST(DeviceSessionTest, WhatNeedsTheHostIsRefusedByName) {
+TEST(DeviceSessionTest, SettingsThatNeedHostAreRefusedByName) {
   const Fake fake;
   const auto gpus = open_gpus(fake);
   LoopbackHub hub(kWorld);
