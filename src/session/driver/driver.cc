@@ -169,9 +169,10 @@ Result<void> Driver::send_together(uint32_t number) {
   Result<void> copied = load.memory.reserve();
   uint8_t* place = load.memory.at();
   for (const LoadedPart& piece : std::span(load.pieces).first(load.count)) {
+    if (!copied) break;
     const size_t bytes = piece.elements * width;
     // What fails goes into the residuals: it has nothing.
-    if (copied) copied = load.memory.copy(place, piece.buffer, bytes);
+    copied = load.memory.copy(place, piece.buffer, bytes);
     place += bytes;
   }
   if (!copied && !load.trouble) load.trouble = copied.error();
