@@ -17,6 +17,7 @@ set(LACONIC_PARTS_test_distributed 4)
 set(LACONIC_PARTS_test_conformance 2)
 set(LACONIC_PARTS_test_codecs 2)
 set(LACONIC_PARTS_test_aggregation 2)
+set(LACONIC_PARTS_test_engines 2)
 # Their own loops take longer than compiling them with optimisation: under ThreadSanitizer, which slows down every access, and
 # under the other sanitizers.
 if(LACONIC_SANITIZE MATCHES thread)

@@ -20,7 +20,7 @@ import laconic
 from bench.control.controls_rank import Turns
 from bench.control.tradeoff import value_of
 from bench.control.virtual_network import SCENARIOS, Clock, Costs, retimed
-from bench.learning.comparison_rank import Compared, from_rank_0
+from bench.learning.comparison_rank import Compared, from_rank_0, shaped
 from bench.learning.learning import environment, held_out
 from bench.lib import models
 from bench.lib.network import Network
@@ -151,26 +151,20 @@ def step_cost(plan: dict, spec: str, data, network: Network, rate: str) -> dict:
         plain = spec in PLAIN.values()
         network.announce(rate)
         trainer = Steered(plan, spec, None, data, 0, plan["steps"], None if plain else f"{folder}/record")  # who records reports
-        dist.barrier()
-        network.shape(rate)
-        dist.barrier()
-        last = [sum(trainer.train_step()) for _ in range(WARM_UP)][-1]
-        count = int(from_rank_0(min(max(plan["seconds"] / last, LEAST), MOST)))
-        before, times, collectives, sent = network.sent_bytes(), [], [], []
-        known = clock_of(trainer)
-        for _ in range(count):
-            parts = trainer.train_step()
-            now = clock_of(trainer)
-            times.append(sum(parts))
-            collectives.append(parts[1] if trainer.handle is None else now - known)
-            sent.append(trainer.sent)
-            known = now
-        dist.barrier()
-        after = network.sent_bytes()
-        network.shape("off")
-        network.announce("off")
-        dist.barrier()
-        trainer.close()
+        with shaped(trainer, network, rate):
+            last = [sum(trainer.train_step()) for _ in range(WARM_UP)][-1]
+            count = int(from_rank_0(min(max(plan["seconds"] / last, LEAST), MOST)))
+            before, times, collectives, sent = network.sent_bytes(), [], [], []
+            known = clock_of(trainer)
+            for _ in range(count):
+                parts = trainer.train_step()
+                now = clock_of(trainer)
+                times.append(sum(parts))
+                collectives.append(parts[1] if trainer.handle is None else now - known)
+                sent.append(trainer.sent)
+                known = now
+            dist.barrier()
+            after = network.sent_bytes()
     wire = statistics.median(sent) if before is None else (after - before) / count
     return {"step": statistics.median(times), "network": statistics.median(collectives), "sent": statistics.median(sent), "wire": wire}
 

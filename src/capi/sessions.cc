@@ -177,10 +177,10 @@ int32_t laconic_session_create(const laconic_session_options* options,
     if (const int32_t bad = read_rules({o.rules, o.rule_count}, &rules); bad != 0) return bad;
     laconic::collective::Options options_read = to_options(o);
     if (const int32_t bad = read_codecs(o, &options_read); bad != 0) return bad;
+    laconic::device::DeviceAllocator allocator;
+    if (const int32_t bad = read_allocator(o.allocator, &allocator); bad != 0) return bad;
     std::shared_ptr<const laconic::device::Staging> gpu;
     if (o.memory == LACONIC_MEMORY_CUDA) {
-      laconic::device::DeviceAllocator allocator;
-      if (const int32_t bad = read_allocator(o.allocator, &allocator); bad != 0) return bad;
       auto opened = laconic::pipeline::DeviceBatches::open(o.gpu, allocator);
       if (!opened) return fail(std::move(opened).error());
       gpu = *std::move(opened);

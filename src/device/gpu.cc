@@ -75,33 +75,52 @@ Error Gpu::error(std::string_view call, int code) const {
 
 // ---- memory ----
 
+Result<void*> Gpu::allocate(uint64_t bytes) const {
+  void* at = nullptr;
+  if (allocator_.allocate != nullptr) {
+    at = allocator_.allocate(allocator_.context, bytes);
+    if (at == nullptr) {
+      return Error{Errc::out_of_memory,
+                   concat({"no memory for ", std::to_string(bytes), " bytes on GPU ",
+                           std::to_string(ordinal_)}),
+                   "use smaller buckets, or codecs on the host"};
+    }
+  } else {
+    auto r = call("cuMemAlloc", [&](const CudaCalls& cuda) {
+      CudaAddress got = 0;
+      const int code = cuda.memory.alloc(&got, bytes);
+      at = reinterpret_cast<void*>(got);
+      return code;
+    });
+    if (!r) return std::move(r).error();
+  }
+  allocated_ += bytes;
+  return at;
+}
+
+void Gpu::release(void* at, uint64_t bytes) const noexcept {
+  allocated_ -= bytes;
+  if (allocator_.release != nullptr)
+    allocator_.release(allocator_.context, at);
+  else
+    (void)call("cuMemFree", [&](const CudaCalls& cuda) { return cuda.memory.free(address(at)); });
+}
+
 Result<Memory> Memory::allocate(GpuRef gpu, Where where, uint64_t bytes) {
   Memory memory;
   memory.where_ = where;
   if (bytes == 0) return memory;
   void* at = nullptr;
-  const auto lent = [&]() -> Result<void> {
-    at = gpu->allocator_.allocate(gpu->allocator_.context, bytes);
-    if (at != nullptr) return {};
-    return Error{Errc::out_of_memory,
-                 concat({"no memory for ", std::to_string(bytes), " bytes on GPU ",
-                         std::to_string(gpu->ordinal_)}),
-                 "use smaller buckets, or codecs on the host"};
-  };
-  const bool lends = where == Where::device && gpu->allocator_.allocate != nullptr;
-  auto r = lends                    ? lent()
-           : where == Where::device ? gpu->call("cuMemAlloc",
-                                                [&](const CudaCalls& cuda) {
-                                                  CudaAddress got = 0;
-                                                  const int code = cuda.memory.alloc(&got, bytes);
-                                                  at = reinterpret_cast<void*>(got);
-                                                  return code;
-                                                })
-                                    : gpu->call("cuMemHostAlloc", [&](const CudaCalls& cuda) {
-                                        return cuda.memory.host_alloc(&at, bytes, 0);
-                                      });
-  if (!r) return std::move(r).error();
-  if (where == Where::device) gpu->allocated_ += bytes;
+  if (where == Where::device) {
+    auto taken = gpu->allocate(bytes);
+    if (!taken) return std::move(taken).error();
+    at = *taken;
+  } else {
+    auto r = gpu->call("cuMemHostAlloc", [&](const CudaCalls& cuda) {
+      return cuda.memory.host_alloc(&at, bytes, 0);
+    });
+    if (!r) return std::move(r).error();
+  }
   memory.gpu_ = std::move(gpu);
   memory.at_ = static_cast<uint8_t*>(at);
   memory.bytes_ = bytes;
@@ -116,16 +135,23 @@ Memory& Memory::operator=(Memory&& from) noexcept {
   return *this;
 }
 
+Result<void> Memory::grow(const GpuRef& gpu, Where where, uint64_t bytes) {
+  if (bytes <= bytes_) return {};
+  *this = Memory();
+  auto larger = allocate(gpu, where, bytes);
+  if (!larger) return std::move(larger).error();
+  *this = *std::move(larger);
+  return {};
+}
+
 Memory::~Memory() {
   if (at_ == nullptr) return;
-  if (where_ == Where::device) gpu_->allocated_ -= bytes_;
-  if (where_ == Where::device && gpu_->allocator_.allocate != nullptr) {
-    gpu_->allocator_.release(gpu_->allocator_.context, at_);
+  if (where_ == Where::device) {
+    gpu_->release(at_, bytes_);
     return;
   }
-  (void)gpu_->call("cuMemFree", [&](const CudaCalls& cuda) {
-    return where_ == Where::device ? cuda.memory.free(address(at_)) : cuda.memory.host_free(at_);
-  });
+  (void)gpu_->call("cuMemFreeHost",
+                   [&](const CudaCalls& cuda) { return cuda.memory.host_free(at_); });
 }
 
 // ---- streams ----

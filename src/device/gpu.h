@@ -16,8 +16,8 @@
 
 namespace laconic::device {
 
-/// Gives a GPU's memory in the place of CUDA's driver: that of a framework, whose statistics then
-/// count it. 256-byte aligned; null: there is none.
+/// Takes a GPU's memory from a framework, whose statistics count it, and not from the driver.
+/// 256-byte aligned; null: out of memory.
 struct DeviceAllocator {
   void* context = nullptr;
   void* (*allocate)(void* context, uint64_t bytes) = nullptr;
@@ -52,11 +52,13 @@ class Gpu {
     return code == kCudaSuccess ? Result<void>() : Result<void>(error(name, code));
   }
   [[nodiscard]] Error error(std::string_view call, int code) const;
-  /// Bytes of its memory that were allocated by this and are not freed.
+  /// Memory on it, by the allocator. 256-byte aligned.
+  [[nodiscard]] Result<void*> allocate(uint64_t bytes) const;
+  void release(void* at, uint64_t bytes) const noexcept;
+  /// Bytes of it that are not released.
   [[nodiscard]] uint64_t allocated() const noexcept { return allocated_; }
 
  private:
-  friend class Memory;
   Result<void> start();
 
   CudaCalls cuda_;
@@ -85,6 +87,8 @@ class Memory {
         bytes_(std::exchange(from.bytes_, 0)) {}
   Memory& operator=(Memory&& from) noexcept;
   ~Memory();
+  /// At least `bytes`, the first time and each time after. Keeps no contents when it grows.
+  Result<void> grow(const GpuRef& gpu, Where where, uint64_t bytes);
 
   /// Null if there are no bytes. 256-byte aligned.
   [[nodiscard]] uint8_t* at() const noexcept { return at_; }

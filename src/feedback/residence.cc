@@ -8,13 +8,10 @@ namespace laconic::feedback {
 Result<void> Residence::to_device(const device::Staging& staging) {
   if (lost_) return *lost_;
   if (on_device()) return {};
-  if (memory_.at() == nullptr) {
-    auto memory =
-        device::Memory::allocate(staging.gpu(), device::Memory::Where::device, host_.size_bytes());
-    if (!memory) return std::move(memory).error();
-    memory_ = *std::move(memory);
-  }
-  if (auto moved = staging.up(memory_.at(), host_.data(), host_.size_bytes()); !moved) return moved;
+  const uint64_t bytes = host_.size_bytes();
+  auto taken = memory_.grow(staging.gpu(), device::Memory::Where::device, bytes);
+  if (!taken) return taken;
+  if (auto moved = staging.up(memory_.at(), host_.data(), bytes); !moved) return moved;
   staging_ = &staging;
   return {};
 }

@@ -10,8 +10,8 @@
 
 namespace laconic::feedback {
 
-/// Where an array of the store has its values: on the host, which every code may read and change
-/// then, or, between to_device and to_host, in a GPU's memory.
+/// The place of an array's values: the host, where all code may read and change them, or, between
+/// to_device and to_host, a GPU's memory.
 class Residence {
  public:
   Residence() = default;

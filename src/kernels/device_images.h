@@ -19,6 +19,9 @@ namespace laconic::kernels {
 /// The best image on that GPU. Error: as Program::load.
 [[nodiscard]] Result<std::shared_ptr<const device::Program>> load_kernels(
     const device::GpuRef& gpu);
+/// The same on CUDA's GPU of that number, by CUDA's driver.
+[[nodiscard]] Result<std::shared_ptr<const device::Program>> open_kernels(
+    uint32_t gpu, const device::DeviceAllocator& allocator = {});
 
 /// The GPU, its driver and the kernels that were loaded, for people.
 struct DeviceFound {

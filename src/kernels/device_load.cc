@@ -17,6 +17,13 @@ Result<std::shared_ptr<const device::Program>> load_kernels(const device::GpuRef
   return device::Program::load(gpu, device_images(), device_kernels());
 }
 
+Result<std::shared_ptr<const device::Program>> open_kernels(
+    uint32_t gpu, const device::DeviceAllocator& allocator) {
+  auto opened = device::Gpu::open(device::kCudaLibrary, gpu, allocator);
+  if (!opened) return std::move(opened).error();
+  return load_kernels(*opened);
+}
+
 DeviceFound find_device(const std::string& library) {
   DeviceFound found;
   const auto gpu = device::Gpu::open(library, 0);

@@ -83,18 +83,10 @@ Result<void> DeviceBatch::follow(device::CudaStream stream) {
   return stream_.follow(end_);
 }
 
-Result<void> DeviceBatch::grow(Memory& memory, Memory::Where where, uint64_t bytes) {
-  if (bytes <= memory.bytes()) return {};
-  memory = {};
-  auto larger = Memory::allocate(program_->gpu(), where, bytes);
-  if (!larger) return std::move(larger).error();
-  memory = *std::move(larger);
-  return {};
-}
-
 Result<void> DeviceBatch::reserve(uint64_t device, uint64_t pinned) {
-  if (auto r = grow(memory_, Memory::Where::device, device); !r) return r;
-  return grow(pinned_, Memory::Where::pinned, pinned);
+  const device::GpuRef& gpu = program_->gpu();
+  if (auto r = memory_.grow(gpu, Memory::Where::device, device); !r) return r;
+  return pinned_.grow(gpu, Memory::Where::pinned, pinned);
 }
 
 template <class Launches>
@@ -315,7 +307,7 @@ Result<void> DeviceBatch::clear(void* at, uint64_t bytes) {
 }
 
 Result<float*> DeviceBatch::lend(uint64_t count) {
-  if (auto r = grow(lent_, Memory::Where::device, count * sizeof(float)); !r)
+  if (auto r = lent_.grow(program_->gpu(), Memory::Where::device, count * sizeof(float)); !r)
     return failed(std::move(r).error());
   return reinterpret_cast<float*>(lent_.at());
 }

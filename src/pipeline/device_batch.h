@@ -78,7 +78,6 @@ class DeviceBatch {
               std::shared_ptr<const device::Program> program, device::Stream stream,
               device::Event begin, device::Event end);
 
-  Result<void> grow(device::Memory& memory, device::Memory::Where where, uint64_t bytes);
   /// Both memories, with the same layout up to `pinned` bytes.
   Result<void> reserve(uint64_t device, uint64_t pinned);
   template <class T>

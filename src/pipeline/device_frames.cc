@@ -22,18 +22,9 @@ Outcome outcome_of(device::Verdict verdict) {
   return verdict == device::Verdict::zero ? Outcome::zero : Outcome::non_finite;
 }
 
-Result<void> grow(Memory& memory, const device::GpuRef& gpu, uint64_t bytes) {
-  if (bytes <= memory.bytes()) return {};
-  memory = {};
-  auto larger = Memory::allocate(gpu, Memory::Where::device, bytes);
-  if (!larger) return std::move(larger).error();
-  memory = *std::move(larger);
-  return {};
-}
-
 }  // namespace
 
-/// On the host it is HostFrames, with residuals that come back from the device first.
+/// HostFrames where floats are on the host, once residuals are there, too.
 class DeviceFrames final : public HostFrames {
  public:
   DeviceFrames(const DeviceBatches& batches, uint32_t world)
@@ -70,7 +61,7 @@ class DeviceFrames final : public HostFrames {
   DeviceBatches::Side* side_;
   std::vector<DeviceBatch*> coders_;  // by unit
   Memory lent_;
-  std::optional<Error> failure_;  // of a call that could not report it
+  std::optional<Error> failure_;  // of undo() or keep(), reported by the next encode()
 };
 
 Result<DeviceBatch*> DeviceFrames::coder_of(const Spec& spec) {
@@ -96,7 +87,8 @@ bool DeviceFrames::reserve() {
 
 UnitFloats DeviceFrames::lend(std::span<const uint64_t> at, uint64_t floats) {
   UnitFloats lent = HostFrames::lend(at, floats);
-  if (!grow(lent_, staging_->gpu(), std::max<uint64_t>(floats, 1) * sizeof(float))) return {};
+  const uint64_t bytes = std::max<uint64_t>(floats, 1) * sizeof(float);
+  if (!lent_.grow(staging_->gpu(), Memory::Where::device, bytes)) return {};
   lent.there = reinterpret_cast<float*>(lent_.at());
   return lent;
 }
@@ -114,7 +106,8 @@ Result<void> DeviceFrames::residuals_to_host(Units units) {
 Result<void> DeviceFrames::save_residuals(Units units) {
   uint64_t bytes = 0;
   for (const uint32_t i : units) bytes += remembers(i) ? bytes_of(i) : 0;
-  if (auto grown = grow(side_->saved, staging_->gpu(), bytes); !grown) return grown;
+  auto grown = side_->saved.grow(staging_->gpu(), Memory::Where::device, bytes);
+  if (!grown) return grown;
   uint8_t* at = side_->saved.at();
   for (const uint32_t i : units) {
     if (!remembers(i)) continue;
@@ -183,7 +176,7 @@ Result<void> DeviceFrames::encode(Units units, UnitFloats gradients, PayloadSink
   return {};
 }
 
-/// Residuals are as they were, and, with the gradients, on the host. The Error says what is not.
+/// Moves residuals, as they were, and gradients to the host. The Error says what is lost.
 Error DeviceFrames::give_back(Units units, UnitFloats gradients, bool saved, Error why) {
   const uint8_t* at = side_->saved.at();
   for (const uint32_t i : units) {
@@ -200,18 +193,19 @@ Error DeviceFrames::give_back(Units units, UnitFloats gradients, bool saved, Err
   return why;
 }
 
-/// The gradients of these units to the host. Else zeros are there, which change no residual.
+/// Copies these gradients to the host, without memory of its own. Zeros, which change no residual,
+/// take the place of one that does not come.
 bool DeviceFrames::fetch(Units units, UnitFloats gradients) {
   if (gradients.there == nullptr) return true;
-  std::vector<device::Staging::Piece> pieces;
-  for (const uint32_t i : units)
-    pieces.push_back({gradients.of(i), gradients.there_of(i), bytes_of(i)});
-  if (auto copied = staging_->down(pieces); !copied) {
+  bool came = true;
+  for (const uint32_t i : units) {
+    auto copied = staging_->down(gradients.of(i), gradients.there_of(i), bytes_of(i));
+    if (copied) continue;
     if (!failure_) failure_ = std::move(copied).error();
-    for (const uint32_t i : units) std::fill_n(gradients.of(i), slot(i).unit.count, 0.0F);
-    return false;
+    std::fill_n(gradients.of(i), slot(i).unit.count, 0.0F);
+    came = false;
   }
-  return true;
+  return came;
 }
 
 void DeviceFrames::undo(Units units, UnitFloats gradients, Undo why) {
@@ -263,9 +257,7 @@ Result<void> DeviceBatches::check(const Spec& spec) {
 
 Result<std::shared_ptr<const device::Staging>> DeviceBatches::open(
     uint32_t gpu, const device::DeviceAllocator& allocator) {
-  auto opened = device::Gpu::open(device::kCudaLibrary, gpu, allocator);
-  if (!opened) return std::move(opened).error();
-  auto program = kernels::load_kernels(*opened);
+  auto program = kernels::open_kernels(gpu, allocator);
   if (!program) return std::move(program).error();
   auto staging = device::Staging::create(*std::move(program));
   if (!staging) return std::move(staging).error();

@@ -43,7 +43,7 @@ class DeviceBatches final : public Batches {
 
  private:
   friend class DeviceFrames;
-  /// What all batches use, one at a time.
+  /// Shared by all batches; one uses it at a time.
   struct Side {
     explicit Side(DeviceBatch made) : casts(std::move(made)) {}
     DeviceBatch casts;

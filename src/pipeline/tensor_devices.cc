@@ -34,9 +34,7 @@ Result<uint32_t> TensorDevices::gpu_of(const void* at) {
 Result<std::shared_ptr<const device::Program>> TensorDevices::program_on(uint32_t gpu) {
   std::shared_ptr<const device::Program>& known = programs_[gpu];
   if (known == nullptr) {
-    auto opened = device::Gpu::open(device::kCudaLibrary, gpu);
-    if (!opened) return std::move(opened).error();
-    auto loaded = kernels::load_kernels(*opened);
+    auto loaded = kernels::open_kernels(gpu);
     if (!loaded) return std::move(loaded).error();
     known = *std::move(loaded);
   }

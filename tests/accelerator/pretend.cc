@@ -46,6 +46,8 @@ std::atomic<int64_t> pinned_bytes;
 std::atomic<int64_t> flipped{
     -1};  // copies to the host of that many bytes arrive with one bit changed
 
+const FakeNccl* driver = nullptr;  // of pretend_over
+
 // ---- streams and events ----
 
 class Stream {
@@ -255,7 +257,7 @@ class Memory final : public c10::Allocator {
     } else {
       TORCH_CHECK(used_ + size <= kArena, "pretend: out of memory");
       at = outside_ + std::exchange(used_, used_ + size);
-      if (driver_ != nullptr) driver_->adopt(stream.device_index(), at, readable(at), size);
+      if (driver != nullptr) driver->adopt(stream.device_index(), at, readable(at), size);
     }
     live_.emplace(at, Block{at, size, stream, {}, {}});
     return {at, at, &Memory::free_block, {kPretend, stream.device_index()}};
@@ -265,9 +267,6 @@ class Memory final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const override {
     std::memcpy(readable(to), readable(from), bytes);
   }
-
-  /// Memory from now on is a GPU's of that driver.
-  void lie_over(const FakeNccl* driver) { driver_ = driver; }
 
   /// Largest number of bytes in use at a time; it does not shrink.
   size_t used() {
@@ -294,7 +293,6 @@ class Memory final : public c10::Allocator {
   std::mutex mutex_;
   char *outside_, *inside_;
   size_t used_ = 0;
-  const FakeNccl* driver_ = nullptr;
   std::map<char*, Block> live_;
   std::map<std::tuple<size_t, c10::DeviceIndex, c10::StreamId>, std::vector<Block>> freed_;
 };
@@ -558,25 +556,17 @@ void pretend_delay(int which, int64_t microseconds) { delays.at(which) = microse
 void pretend_fail_copies(int count) { failing_copies = count; }
 void pretend_fail_pins(int count) { failing_pins = count; }
 void pretend_flip(int64_t bytes) { flipped = bytes; }
-/// The simulated driver at `path`, which has then been opened. False: there is none.
+/// Device memory from now on is a GPU's of the simulated driver at `path`.
 bool pretend_over(const char* path) {
   void* const opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  auto* const find =
-      opened ? reinterpret_cast<const FakeNccl* (*)()>(dlsym(opened, "fake_nccl")) : nullptr;
-  if (find != nullptr) memory().lie_over(find());
-  return find != nullptr;
+  if (opened == nullptr) return false;
+  driver = reinterpret_cast<const FakeNccl* (*)()>(dlsym(opened, "fake_nccl"))();
+  return true;
 }
-/// As FakeNccl::faults and fail, of that driver.
-int64_t pretend_faults(const char* path, char* out, int64_t room) {
-  const auto find =
-      reinterpret_cast<const FakeNccl* (*)()>(dlsym(dlopen(path, RTLD_NOW), "fake_nccl"));
-  return static_cast<int64_t>(find()->faults(out, static_cast<uint64_t>(room)));
+int64_t pretend_faults(char* out, int64_t room) {
+  return static_cast<int64_t>(driver->faults(out, static_cast<uint64_t>(room)));
 }
-void pretend_fail_driver(const char* path, int calls, int code) {
-  const auto find =
-      reinterpret_cast<const FakeNccl* (*)()>(dlsym(dlopen(path, RTLD_NOW), "fake_nccl"));
-  find()->fail_after(calls, code);
-}
+void pretend_fail_driver(int calls, int code) { driver->fail_after(calls, code); }
 int64_t pretend_pinned_bytes() { return pinned_bytes; }
 int64_t pretend_device_bytes() { return static_cast<int64_t>(memory().used()); }
 }

@@ -18,6 +18,8 @@
 #include "collective/plan/model.h"
 #include "engines/fake_gpu.h"
 #include "kernels/cast/cast.h"
+#include "laconic/session.h"
+#include "laconic/sharded.h"
 #include "session/driver/driver.h"
 #include "session/saved_state.h"
 #include "support/ranks.h"
@@ -28,7 +30,7 @@ namespace {
 
 constexpr uint32_t kWorld = 3;
 const std::vector<Parameter> kModel{{"a", 60, 50}, {"bias", 9, 1}, {"b", 3000, 1}, {"c", 50, 2}};
-/// Of a step, in its order. Together they are one exchange where they may join.
+/// The buckets of a step, in order: one exchange if they are joined.
 const std::vector<std::vector<uint32_t>> kBuckets{{2, 1}, {3, 0}};
 constexpr int kRefused = 999;  // a code of the driver's
 
@@ -85,7 +87,7 @@ class Rank {
       b.at = dtype == DType::f32 ? static_cast<void*>(b.floats.data()) : b.halves.data();
     return b;
   }
-  /// What is in the bucket now.
+  /// The bucket's present values, as float32.
   std::vector<float> bits(Brought& b) {
     const uint64_t n = b.layout.elements;
     if (on_gpu_ && b.dtype == DType::f32) b.floats = on_gpu_->get(static_cast<float*>(b.at), n);
@@ -158,7 +160,7 @@ struct Group {
     bring(number);
     return exchange(number);
   }
-  /// What ranks hold back of a parameter's mean.
+  /// The sum of a parameter's residuals over all ranks, in units of the mean.
   double held_back(const std::string& parameter) {
     double sum = 0;
     for (auto& rank : ranks) {
@@ -200,7 +202,7 @@ void expect_all(const std::vector<Result<void>>& results) {
 }
 
 using Case = std::tuple<const char*, StrategyKind>;
-/// Under a sanitizer two: what differs between codecs are their kernels, which DeviceLaw runs there.
+/// Two under a sanitizer: codecs differ in their kernels, which DeviceLaw runs there.
 std::vector<Case> cases() {
   using enum StrategyKind;
   std::vector<Case> some{{"3lc", two_shot}, {"sidco:ratio=0.01", gather_all}};
@@ -332,6 +334,49 @@ TEST(DeviceSessionTest, SettingsThatNeedHostAreRefusedByName) {
   EXPECT_EQ(steered.error().message, "codecs=device: a control policy or record needs the host");
 }
 
+TEST(DeviceSessionTest, PublicSessionTakesGradientsOnGpu) {
+  const Fake fake;
+  const auto gpus = open_gpus(fake);
+  LoopbackHub hub(kWorld), hosts(kWorld), inside(2);
+  const Layout layout = back_to_back(kModel, {0, 1, 2, 3});
+  const auto brought = gradients(kWorld, layout.elements, 3);
+  on_all(kWorld, [&](uint32_t r) {
+    SessionOptions options;
+    options.plan = "two_shot";
+    auto mean = brought[r];
+    auto here = laconic::Session::create("3lc", kModel, hosts.engine(r), options);
+    ASSERT_TRUE(here && (*here)->average(0, mean)) << here.error().message;
+    options.gpu = r;
+    OnGpu gpu(gpus[r]);
+    float* const there = gpu.put(brought[r]);
+    auto session = laconic::Session::create("3lc", kModel, hub.engine(r), options);
+    ASSERT_TRUE(session) << session.error().message;
+    const auto averaged = (*session)->average(0, {there, layout.elements});
+    EXPECT_TRUE(averaged) << averaged.error().message;
+    EXPECT_TRUE(same_bits(gpu.get(there, layout.elements), mean));
+    EXPECT_EQ(*(*session)->save(), *(*here)->save());
+    EXPECT_NE((*session)->explain().find("\"codecs\": \"device\""), std::string::npos);
+  });
+  on_all(kWorld, [&](uint32_t r) {
+    SessionOptions options;
+    options.gpu = r;
+    const auto sharded = Sharded::create("3lc", "3lc", {}, {}, hub.engine(r), options);
+    ASSERT_FALSE(sharded);
+    EXPECT_NE(sharded.error().message.find("owner_turns needs the host"), std::string::npos)
+        << sharded.error().message;
+  });
+  on_all(2, [&](uint32_t r) {
+    LoopbackHub alone(1);
+    SessionOptions options;
+    options.gpu = r;
+    options.inside = &inside.engine(r);
+    const auto nodes = laconic::Session::create("3lc", kModel, alone.engine(0), options);
+    ASSERT_FALSE(nodes);
+    EXPECT_NE(nodes.error().message.find("nodes of several ranks need the host"), std::string::npos)
+        << nodes.error().message;
+  });
+}
+
 /// A parameter's part of a bucket, added up.
 double sum_of(const std::vector<float>& bucket, const Layout& layout, uint32_t parameter) {
   const auto at = static_cast<size_t>(std::ranges::find(layout.parameters, parameter) -
@@ -340,9 +385,9 @@ double sum_of(const std::vector<float>& bucket, const Layout& layout, uint32_t p
   return std::accumulate(first, first + static_cast<ptrdiff_t>(kModel[parameter].count()), 0.0);
 }
 
-/// A step in which a call of the driver fails on one rank: all ranks learn of it, in that step or
-/// the next, and residuals and means together hold what gradients brought. Gives whether the call
-/// came, and counts what an Error says is lost.
+/// Fails one call of the driver, on one rank. All ranks learn of it, in that step or the next, and
+/// residuals and means together hold the gradients. Gives whether the call was reached; `lost`
+/// counts Errors that say something is lost.
 bool fail_in_step(const char* spec, StrategyKind strategy, int calls, int code, uint32_t* lost) {
   const Fake fake;
   bool reached = false;

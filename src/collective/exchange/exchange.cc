@@ -164,7 +164,7 @@ Result<std::unique_ptr<Exchange>> Exchange::create_spare(RankState& state, Count
   return exchange;
 }
 
-/// A failure of this rank says what could not be read.
+/// The message of a failure counts the gradients that are lost.
 void Exchange::Given::keep(const RankState& state, const Layout& layout) {
   if (!keeps || bucket.raw) return;
   const uint32_t lost = keep_bucket(state, layout, bucket.buffer, bucket.dtype);
@@ -276,7 +276,7 @@ void Exchange::start() {
   legs_.begin(input());
 }
 
-/// What cannot be read is a failure of this rank.
+/// This rank fails if it cannot read its gradients.
 void Exchange::take(bool whole) {
   floats_.set_whole(whole);
   if (given_.failure) return;

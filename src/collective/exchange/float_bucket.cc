@@ -17,11 +17,9 @@ bool FloatBucket::reserve() {
   pieces_.reserve(static_cast<size_t>(std::ranges::count_if(layout_->parameters, raw)));
   if (!floats_.reserve(elements * sizeof(float))) return false;
   if (!half()) return true;
-  auto wide = device::Memory::allocate(device()->staging().gpu(), device::Memory::Where::device,
-                                       elements * sizeof(float));
-  if (!wide) return false;
-  wide_ = *std::move(wide);
-  return halves_.reserve(elements * dtype_size(dtype_));
+  const device::GpuRef& gpu = device()->staging().gpu();
+  return wide_.grow(gpu, device::Memory::Where::device, elements * sizeof(float)).ok() &&
+         halves_.reserve(elements * dtype_size(dtype_));
 }
 
 void FloatBucket::place(void* buffer, Input& input) noexcept {

@@ -2,9 +2,8 @@
 //
 // The float32 of a bucket: its own memory, or copies where it is of 16 bits or on a device.
 //
-// Of a bucket on a device, compressed parameters stay there while its legs exchange it, and only
-// what travels uncompressed is copied. Where the whole bucket travels uncompressed, all of it and
-// its residuals are on the host.
+// Compressed parameters of a bucket on a device stay there while its legs exchange it; others are
+// copied to the host and back. A bucket that travels uncompressed is copied whole, with residuals.
 #pragma once
 
 #include <vector>

@@ -29,11 +29,8 @@ void LoadMemory::size(const device::Staging* gpu, uint64_t bytes) {
 }
 
 Result<void> LoadMemory::reserve() {
-  if (gpu_ == nullptr || there_.at() != nullptr) return {};
-  auto memory = device::Memory::allocate(gpu_->gpu(), device::Memory::Where::device, bytes_);
-  if (!memory) return std::move(memory).error();
-  there_ = *std::move(memory);
-  return {};
+  if (gpu_ == nullptr) return {};
+  return there_.grow(gpu_->gpu(), device::Memory::Where::device, bytes_);
 }
 
 Result<void> LoadMemory::copy(uint8_t* to, const uint8_t* from, uint64_t bytes) const {
@@ -171,7 +168,7 @@ Result<void> Driver::send_together(uint32_t number) {
   for (const LoadedPart& piece : std::span(load.pieces).first(load.count)) {
     if (!copied) break;
     const size_t bytes = piece.elements * width;
-    // What fails goes into the residuals: it has nothing.
+    // Zeros for a bucket that did not come: the exchange fails, and residuals keep zeros of it.
     copied = load.memory.copy(place, piece.buffer, bytes);
     place += bytes;
   }

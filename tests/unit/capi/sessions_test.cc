@@ -103,6 +103,10 @@ TEST(Sessions, OutOfRangeOptionsAreRefused) {
   EXPECT_TRUE(refused([](auto& o) { o.rank = 2; }));
   EXPECT_TRUE(refused([](auto& o) { o.ranks_per_host = o.world + 1; }));
   EXPECT_TRUE(refused([](auto& o) { o.reserved = 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.memory = LACONIC_MEMORY_CUDA + 1; }));
+  laconic_device_allocator allocator{};
+  allocator.struct_size = sizeof allocator;
+  EXPECT_TRUE(refused([&](auto& o) { o.allocator = &allocator; }));  // and no functions
   EXPECT_TRUE(refused([](auto& o) { o.struct_size = offsetof(laconic_session_options, spec); }));
   laconic_session_options options = world.options(0);
   options.window = LACONIC_MAX_WINDOW;

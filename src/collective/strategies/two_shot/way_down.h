@@ -79,7 +79,7 @@ class WayDown {
   const Shares* shares_;
   Counters* counters_;
   std::unique_ptr<pipeline::FrameBatch> batch_;
-  // Of this owner's units, side by side; needed until delivery is sure.
+  // Means of this owner's units, back to back, until all are delivered.
   std::vector<uint64_t> means_at_;
   pipeline::UnitFloats means_;
   std::vector<pipeline::Received> received_;
