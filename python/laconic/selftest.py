@@ -1,8 +1,8 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """`python -m laconic.selftest`: tests the exchange on this machine's accelerator, and computes up to which link rate it helps.
 
-Runs copies between device and host, every codec between two processes, and measures rates. Below the printed link rates, gradients that
-are compressed and staged through host memory arrive earlier than by a ring of bfloat16. Exit status 0 if every check passes, else 1.
+Runs copies between device and host, every codec between two processes, those with kernels also on the GPU, and measures rates. Below the
+printed link rates, compressed gradients arrive earlier than by a ring of bfloat16. Exit status 0 if every check passes, else 1.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ STEPS = 20
 TIMEOUT = 600.0  # seconds for two processes and all codecs
 _SHAPES = [(120, 500), (500,), (64, 3, 64), (10,)]
 _REPEATS = 7
+IN_PLACE = {"copy_to_host": math.inf, "copy_to_device": math.inf}
 
 
 @dataclass
@@ -97,7 +98,7 @@ def copy_rates(stage, size: int) -> dict:
         _synchronize(stage)
         up.append(time.perf_counter() - begin)
     if stage.path == "in_place":
-        return {"copy_to_host": math.inf, "copy_to_device": math.inf}
+        return IN_PLACE
     return {"copy_to_host": size / statistics.median(down[1:]) / 1e9, "copy_to_device": size / statistics.median(up[1:]) / 1e9}
 
 
@@ -109,12 +110,39 @@ def _synchronize(stage) -> None:
 # ---- every codec, between two processes --------------------------------------------------------------------------------
 
 
-def _worker(engine, spec: str, shapes, stage, threads: int) -> Worker:
-    session = CSession(spec, [(f"p{i}", shape) for i, shape in enumerate(shapes)], rank=engine.rank, world=engine.world, seed=1,
-                       small_elements=64, strategy="auto", engine_sums=engine.probe_sums(), threads=threads,
-                       short_sends=engine.short_sends)
+def _session(engine, spec: str, shapes, threads: int, strategy: str = "auto", device: torch.device | None = None) -> CSession:
+    """With its codecs on the host, or on a GPU."""
+    gpu, lender = (None, None) if device is None else (staging.gpu_of("device", device)[0], staging.Lender(device))
+    return CSession(spec, [(f"p{i}", shape) for i, shape in enumerate(shapes)], rank=engine.rank, world=engine.world, seed=1,
+                    small_elements=64, strategy=strategy, engine_sums=engine.probe_sums(), threads=threads,
+                    short_sends=engine.short_sends, gpu=gpu, lender=lender)
+
+
+def _worker(engine, session: CSession, stage) -> Worker:
     session.check(cards_of_all(engine, session, None, "begin"))
     return Worker(session, engine, stage)
+
+
+def _on_gpu(engine, spec: str, shapes, threads: int, device: torch.device) -> tuple[CSession | None, str]:
+    """A session with its codecs on the GPU, or None, and why one of the ranks has none."""
+    session, why = None, ""
+    try:
+        session = _session(engine, spec, shapes, threads, _gathered(spec), device)
+    except LaconicError as error:
+        why = error.message
+    if session is not None and session.all_raw:
+        why = "nothing is encoded"
+    reasons = [None] * engine.world
+    dist.all_gather_object(reasons, why)
+    why = next(filter(None, reasons), "")
+    if why and session is not None:
+        session.close()
+    return (None if why else session), why
+
+
+def _gathered(spec: str) -> str:
+    """A strategy with payloads: without, the engine sums casts."""
+    return "gather_all" if codecs()[spec]["class"] == "cast" else "auto"
 
 
 def _layout(shapes) -> Layout:
@@ -142,11 +170,10 @@ def shapes_of(size: int) -> list[tuple[int, int]]:
     return [(1024, 1024)] * (size >> 22) or [(size >> 12, 1024)]
 
 
-def _speed(engine, spec: str, size: int, threads: int) -> dict:
-    """Seconds that encoding and decoding take two ranks in one exchange of `size` bytes, and what travels for it."""
-    shapes = shapes_of(size)
-    worker, layout = _worker(engine, spec, shapes, None, threads), _layout(shapes)
-    buffer = torch.randn(layout.elements, generator=torch.Generator().manual_seed(engine.rank)) * 1e-3
+def _speed(worker: Worker, shapes) -> dict:
+    """GB/s of float32 that encoding and decoding take two ranks in one exchange, and the ratio of what travels for it. Closes the worker."""
+    layout = _layout(shapes)
+    buffer = (torch.randn(layout.elements, generator=torch.Generator().manual_seed(worker.engine.rank)) * 1e-3).to(worker.stage.device)
     seen = []
     for _ in range(4):
         before = worker.stats()
@@ -162,6 +189,25 @@ def _speed(engine, spec: str, size: int, threads: int) -> dict:
             "encode": bytes_ / max(median["encode_seconds"], 1e-9) / 1e9, "decode": bytes_ / max(median["decode_seconds"], 1e-9) / 1e9}
 
 
+def _differing(*workers: Worker) -> list[int]:
+    """The steps in which the means of two workers have different bits. Closes them."""
+    one, other = (_means(worker, _SHAPES, worker.stage.device) for worker in workers)
+    for worker in workers:
+        worker.close()
+    return [step for step in range(STEPS) if not torch.equal(one[step].view(torch.int32), other[step].view(torch.int32))]
+
+
+def _found_on_gpu(engine, spec: str, shapes, threads: int, device: torch.device) -> dict:
+    """As of the other workers, or {"why": ...} where the codec does not run there."""
+    session, why = _on_gpu(engine, spec, _SHAPES, threads, device)
+    if session is None:
+        return {"why": why}
+    host = _session(engine, spec, _SHAPES, threads, _gathered(spec))
+    wrong = _differing(_worker(engine, host, staging.InPlace()), _worker(engine, session, staging.CodecStage(device)))
+    session, why = _on_gpu(engine, spec, shapes, threads, device)
+    return {"why": why} if session is None else {"wrong": wrong, **_speed(_worker(engine, session, staging.CodecStage(device)), shapes)}
+
+
 def _two_ranks(rank: int, folder: str, device: str, size: int) -> None:
     """One of the two processes; leaves its findings in a file."""
     torch.set_num_threads(1)
@@ -171,12 +217,12 @@ def _two_ranks(rank: int, folder: str, device: str, size: int) -> None:
     for spec in codecs():
         try:
             stages = (staging.InPlace(), staging.stage_for([("it", torch.empty(1, device=place))]))
-            workers = [_worker(engine, spec, _SHAPES, stage, stage.threads) for stage in stages]
-            host, staged = (_means(worker, _SHAPES, worker.stage.device) for worker in workers)
-            wrong = [step for step in range(STEPS) if not torch.equal(host[step].view(torch.int32), staged[step].view(torch.int32))]
-            for worker in workers:
-                worker.close()
-            found[spec] = {"wrong": wrong, **_speed(engine, spec, size, stages[1].threads)}
+            threads = stages[1].threads
+            wrong = _differing(*(_worker(engine, _session(engine, spec, _SHAPES, stage.threads), stage) for stage in stages))
+            shapes = shapes_of(size)
+            found[spec] = {"wrong": wrong, **_speed(_worker(engine, _session(engine, spec, shapes, threads), None), shapes)}
+            if place.type != "cpu":
+                found[spec]["on_gpu"] = _found_on_gpu(engine, spec, shapes, threads, place)
         except Exception as error:  # noqa: BLE001  it is what the check says
             found[spec] = {"error": f"{type(error).__name__}: {error}"}
             break  # the other process is not where this one is
@@ -201,19 +247,37 @@ def _in_two_processes(device: str, size: int) -> list[dict | None]:
         return [json.loads(file.read_text(encoding="utf-8")) if file.exists() else None for file in files]
 
 
-def check_codecs(device: str, size: int) -> tuple[list[Check], dict]:
-    """A check for each codec, and rank 0's speeds of those that hold."""
+def _judged(name: str, found: list[dict | None]) -> Check:
+    """By what each process has found."""
+    wrong = next((f"process {r} {'exited early' if f is None else f['error']}" for r, f in enumerate(found) if f is None or "error" in f), "")
+    if not wrong and any(f["wrong"] for f in found):
+        wrong = f"means differ from those on the CPU, first in step {min(step for f in found for step in f['wrong'])}"
+    return Check(name, not wrong, wrong or f"{STEPS} steps: the means of the CPU, bit for bit")
+
+
+@dataclass
+class Speeds:
+    """Of the codecs that hold: rank 0's ratio, and GB/s of float32 that encoding and decoding take."""
+
+    on_host: dict[str, dict]
+    on_gpu: dict[str, dict]
+    not_on_gpu: dict[str, str]  # codec → why it does not run there
+
+
+def check_codecs(device: str, size: int) -> tuple[list[Check], Speeds]:
+    """A check for each codec, and another one if it has run on the GPU."""
     ranks = _in_two_processes(device, size)
-    checks, speeds = [], {}
+    checks, speeds = [], Speeds({}, {}, {})
     for spec in codecs():
         found = [None if rank is None else rank.get(spec) for rank in ranks]
-        wrong = next((f"process {r} {'exited early' if f is None else f['error']}" for r, f in enumerate(found)
-                      if f is None or "error" in f), "")
-        if not wrong and any(f["wrong"] for f in found):
-            wrong = f"means differ from those on the CPU, first in step {min(step for f in found for step in f['wrong'])}"
-        checks.append(Check(f"exchange by {spec}", not wrong, wrong or f"{STEPS} steps: the means of the CPU, bit for bit"))
-        if not wrong:
-            speeds[spec] = {key: found[0][key] for key in ("ratio", "encode", "decode")}
+        there = [rank["on_gpu"] for rank in found if rank and "on_gpu" in rank]
+        if why := next((rank["why"] for rank in there if "why" in rank), ""):
+            speeds.not_on_gpu[spec] = why
+        for name, each, kept in ((f"exchange by {spec}", found, speeds.on_host), (f"{spec} on the GPU", [] if why else there, speeds.on_gpu)):
+            if each:
+                checks.append(_judged(name, each))
+                if checks[-1].ok:
+                    kept[spec] = {key: each[0][key] for key in ("ratio", "encode", "decode")}
     return checks, speeds
 
 
@@ -231,10 +295,10 @@ def strategy_of(spec: str, ranks: int) -> str:
 
 
 def break_even_gbit(speed: dict, copies: dict, ranks: int, strategy: str) -> float:
-    """Gbit/s of a rank's link below which the staged exchange ends before a ring of bfloat16; 0: on none.
+    """Gbit/s of a rank's link below which the exchange ends before a ring of bfloat16; 0: on none.
 
     Nothing overlaps in this model. speed: ratio (of what two ranks send, to a ring of float32) and GB/s of float32 that encoding and
-    decoding take two ranks; copies: GB/s. Under gather_all traffic and decoding grow with the ranks.
+    decoding take two ranks; copies: GB/s of gradients and means. Under gather_all traffic and decoding grow with the ranks.
     """
     ring = 2 * (ranks - 1) / ranks  # of the tensor's bytes, per rank
     all_of_others = strategy == "gather_all"
@@ -262,6 +326,16 @@ def _chosen(name: str | None) -> torch.device:
     return torch.device(name)
 
 
+def _rounded(speeds: dict) -> dict:
+    return {spec: {key: round(value, 3) for key, value in speed.items()} for spec, speed in speeds.items()}
+
+
+def _pays(speeds: dict, copies: dict) -> dict:
+    """By codec and number of ranks."""
+    return {spec: {str(ranks): round(break_even_gbit(speed, copies, ranks, strategy_of(spec, ranks)), 2) for ranks in RANKS}
+            for spec, speed in speeds.items()}
+
+
 def examine(device: torch.device, size: int) -> dict:
     """The output of `--json`."""
     stage = staging.stage_for([("it", torch.empty(1, device=device))])
@@ -269,14 +343,18 @@ def examine(device: torch.device, size: int) -> dict:
     found, speeds = check_codecs(str(device), size)
     checks += found
     rates = copy_rates(stage, size)
-    pays = {spec: {str(ranks): round(break_even_gbit(speed, rates, ranks, strategy_of(spec, ranks)), 2) for ranks in RANKS}
-            for spec, speed in speeds.items()}
     told = {key: None if math.isinf(rate) else round(rate, 2) for key, rate in rates.items()}
-    told.update({"threads": stage.threads, "codecs": {spec: {key: round(value, 3) for key, value in speed.items()}
-                                                      for spec, speed in speeds.items()}})
+    told.update({"threads": stage.threads, "codecs": _rounded(speeds.on_host)})
+    on_gpu = {"codecs": _rounded(speeds.on_gpu), "break_even_gbit": _pays(speeds.on_gpu, IN_PLACE), "on_host": speeds.not_on_gpu}
     hardware = device.type != "cpu" and not getattr(torch.get_device_module(device.type), "pretends", False)
     return {"device": str(stage.device), "torch": torch.__version__, "checks": [asdict(check) for check in checks], "rates": told,
-            "break_even_gbit": pays, "verified_on_hardware": hardware and all(check.ok for check in checks)}
+            "break_even_gbit": _pays(speeds.on_host, rates), "on_gpu": on_gpu, "verified_on_hardware": hardware and all(check.ok for check in checks)}
+
+
+def _print_speeds(where: str, speeds: dict, pays: dict) -> None:
+    print(f"{where:<16}{'encode':>10}{'decode':>10}" + "".join(f"{f'{n} ranks':>10}" for n in RANKS))
+    for spec, speed in speeds.items():
+        print(f"{spec:<16}{speed['encode']:>10.2f}{speed['decode']:>10.2f}" + "".join(f"{pays[spec][str(n)]:>10.2f}" for n in RANKS))
 
 
 def _print(report: dict) -> None:
@@ -286,11 +364,14 @@ def _print(report: dict) -> None:
     rates = report["rates"]
     if rates["copy_to_host"] is not None:
         print(f"\ncopies: {rates['copy_to_host']:.2f} GB/s to the host, {rates['copy_to_device']:.2f} GB/s to the device")
-    print(f"\nGB/s of float32 with {rates['threads']} thread{'s' if rates['threads'] > 1 else ''}; Gbit/s of each rank's link below which it "
-          f"arrives before a ring of bfloat16\n{'codec':<10}{'encode':>10}{'decode':>10}" + "".join(f"{f'{n} ranks':>10}" for n in RANKS))
-    for spec, pays in report["break_even_gbit"].items():
-        speed = rates["codecs"][spec]
-        print(f"{spec:<10}{speed['encode']:>10.2f}{speed['decode']:>10.2f}" + "".join(f"{pays[str(n)]:>10.2f}" for n in RANKS))
+    threads = f"with {rates['threads']} thread{'s' if rates['threads'] > 1 else ''}"
+    print("\nGB/s of float32; Gbit/s of each rank's link below which it arrives before a ring of bfloat16")
+    _print_speeds(threads, rates["codecs"], report["break_even_gbit"])
+    on_gpu = report["on_gpu"]
+    if on_gpu["codecs"]:
+        _print_speeds("on the GPU", on_gpu["codecs"], on_gpu["break_even_gbit"])
+    if on_gpu["on_host"]:
+        print(f"not on the GPU: {', '.join(on_gpu['on_host'])} ({next(iter(on_gpu['on_host'].values()))})")
     print("The link rates are arithmetic from these figures, in which nothing overlaps; docs/guide/gpu.md has the model.")
 
 

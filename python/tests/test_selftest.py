@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from launches import environment_for, program  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 import laconic  # noqa: E402
+from laconic.core import _lib  # noqa: E402
 from laconic.exchange import staging  # noqa: E402
 
 pretend = staged_tests.pretend
@@ -41,6 +44,27 @@ if __name__ == "__main__":
 """
 
 
+#: the same with some codecs, where it is the GPU of the simulated driver
+ON_GPU = ON_PRETEND.replace("pretend.load()", "assert pretend.load().pretend_over(os.environ['DRIVER'].encode())").replace("if __name__", """
+listed = selftest.codecs()
+selftest.codecs = lambda: {name: listed[name] for name in os.environ["CODECS"].split()}
+
+if __name__""")
+LIBRARIES = Path(_lib.lib.path).parent
+DRIVER, LIBRARY = LIBRARIES / "liblaconic_fake_nccl.so", LIBRARIES / "liblaconic_on_fake.so"
+
+
+def on_gpu(folder, codecs, *arguments, **environment):
+    if not (DRIVER.exists() and LIBRARY.exists()):
+        pytest.skip("not built: scripts/build release test_engines")
+    pretend.library()
+    script = folder / "on_gpu.py"
+    script.write_text(ON_GPU)
+    environment = {**environment_for(), "DRIVER": str(DRIVER), "CODECS": codecs, "LACONIC_LIBRARY": str(LIBRARY), **environment}
+    return subprocess.run([sys.executable, script, "-1", "--size", "4Ki", *arguments], env=environment, capture_output=True, text=True,
+                          timeout=600, check=False)
+
+
 def on_pretend(folder, *arguments, flips=-1):
     pretend.library()
     script = folder / "on_pretend.py"
@@ -49,7 +73,7 @@ def on_pretend(folder, *arguments, flips=-1):
 
 
 def checked(report):
-    assert set(report) == {"device", "torch", "checks", "rates", "break_even_gbit", "verified_on_hardware"}
+    assert set(report) == {"device", "torch", "checks", "rates", "break_even_gbit", "on_gpu", "verified_on_hardware"}
     assert report["verified_on_hardware"] is False and report["torch"] == torch.__version__
     names = [check["name"] for check in report["checks"]]
     assert names == ["copies", "copies after computation", *(f"exchange by {spec}" for spec in laconic.codecs())]
@@ -62,6 +86,7 @@ def test_cpu_selftest_passes(tmp_path):
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert all(check["ok"] for check in checked(report).values()) and report["device"] == "cpu"
+    assert report["on_gpu"] == {"codecs": {}, "break_even_gbit": {}, "on_host": {}}
     assert report["rates"]["copy_to_host"] is None and set(report["rates"]["codecs"]) == set(laconic.codecs())
     assert all(set(pays) == {"2", "4", "8"} for pays in report["break_even_gbit"].values())
 
@@ -73,6 +98,26 @@ def test_pretend_device_selftest_passes(tmp_path):
     assert done.out.startswith(f"device pretend:0, torch {torch.__version__}\n")
     assert done.out.count("\nok  ") == 2 + len(laconic.codecs()) and "\nNO" not in done.out
     assert "GB/s to the host" in done.out and "8 ranks" in done.out
+    assert f"\nnot on the GPU: {', '.join(laconic.codecs())} (" in done.out
+
+
+def test_codecs_with_kernels_are_held_to_cpu_on_gpu(tmp_path):
+    done = on_gpu(tmp_path, "none bf16 powersgd 3lc", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert all(check["ok"] for check in report["checks"]) and report["verified_on_hardware"] is False
+    assert [check["name"] for check in report["checks"]][2:] == ["exchange by none", "exchange by bf16", "bf16 on the GPU", "exchange by powersgd",
+                                                                  "exchange by 3lc", "3lc on the GPU"]
+    found = report["on_gpu"]
+    assert found["codecs"].keys() == found["break_even_gbit"].keys() == {"bf16", "3lc"}
+    assert found["codecs"]["3lc"]["ratio"] == report["rates"]["codecs"]["3lc"]["ratio"]
+    assert found["on_host"] == {"none": "nothing is encoded", "powersgd": "codecs=device: strategy native_sum needs the host"}
+
+
+def test_kernels_that_differ_exit_with_1(tmp_path):
+    done = on_gpu(tmp_path, "int8", FAKE_CUDA_WRONG="1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "\nNO  int8 on the GPU" in done.stdout and "\nok  exchange by int8" in done.stdout
 
 
 def test_device_that_changes_a_bit_exits_with_1(tmp_path):
@@ -137,6 +182,7 @@ def test_table_columns_do_not_run_together(capsys):
     """`none` decodes nothing, at a rate without bounds."""
     speed = {"ratio": 1.0, "encode": 12.18, "decode": 15420.24}
     selftest._print({"device": "cuda:0", "torch": "2.11.0", "checks": [], "break_even_gbit": {"none": {"2": 0.0, "4": 0.0, "8": 0.0}},
+                     "on_gpu": {"codecs": {}, "break_even_gbit": {}, "on_host": {}},
                      "rates": {"copy_to_host": 50.8, "copy_to_device": 51.0, "threads": 8, "codecs": {"none": speed}}})
     row, = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("none"))
     assert row == ["none", "12.18", "15420.24", "0.00", "0.00", "0.00"]

@@ -90,7 +90,8 @@ class Opened:
             if servers is not None:
                 servers.open(self.world, group.seconds(self.group))
             self._make_session = functools.partial(
-                options.session, rank=engine.rank, world=engine.world, **shard, engine_sums=sums, short_sends=engine.short_sends, aggregates=servers is not None, gpu=gpu, lender=None if gpu is None else Lender(self.stage.device),
+                options.session, rank=engine.rank, world=engine.world, **shard, engine_sums=sums, short_sends=engine.short_sends,
+                aggregates=servers is not None, gpu=gpu, lender=None if gpu is None else Lender(self.stage.device),
                 strategy=options.strategy if servers is None or options.rules else "server_sum")
             session = self._make_session(self.parameters.shaped())
         except LaconicError as error:  # the other ranks are about to compare cards with us
