@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ POLICIES = ("dc2", "dc2:target=compute")
 FORESEEN, KNOWN = "turns20", "known rate"  # where the rate is known to a schedule, and how that is called
 #: model → steps, those between evaluations
 LENGTHS = {"lstm": (400, 20), "gpt": (400, 20), "cnn": (5000, 100)}
-SECONDS = 4.0  # of measured steps, on each network
+SECONDS = 6.0  # of measured steps, of each setting on each network
 #: (model, optimizer) → the learning rate: of gpt with SGD learning.md's, with AdamW outer.md's, of cnn the model's own; several: tried first, by uncompressed training
 RATES = {("lstm", "SGD"): (0.3, 1.0, 3.0), ("gpt", "SGD"): 0.1, ("lstm", "AdamW"): 16e-3, ("gpt", "AdamW"): 4e-3, ("cnn", "SGD"): 0.1}
 
@@ -113,13 +114,17 @@ def plan_of(about: Group, seed: int, rate: float | None = None, **more) -> dict:
 
 
 def costs_of(about: Group) -> list[list[float]]:
-    """Sent, wire, rest, base of each fixed setting and, last, of an uncompressed step: what Costs.read takes."""
+    """Sent, wire, rest, base of each fixed setting and, last, of an uncompressed step: what Costs.read takes. Rest and base of the settings are lines
+    over the bytes that are sent, by least squares: single medians differ by what the machine did."""
     rows = []
     for found in needed(f"time-{about.name}")["steps"].values():
         one = found["1gbit"]
         passing = 8 * max(one["wire"] - BURST, 0) / bits_per_second("1gbit")
         rows.append([one["sent"], one["wire"], max(one["step"] - one["network"], 0.0), max(one["network"] - passing, 0.0)])
-    return rows
+    *settings, plain = rows
+    sent, wire, *measured = zip(*settings)
+    lines = [statistics.linear_regression(sent, seconds) for seconds in measured]
+    return [[bytes_, on_wire, *(max(line.slope * bytes_ + line.intercept, 0.0) for line in lines)] for bytes_, on_wire in zip(sent, wire)] + [plain]
 
 
 def run_of(spec: str, control: str | None = None, scenario: str | None = None) -> dict:

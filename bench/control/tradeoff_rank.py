@@ -20,7 +20,7 @@ import laconic
 from bench.control.controls_rank import Turns
 from bench.control.tradeoff import value_of
 from bench.control.virtual_network import SCENARIOS, Clock, Costs, retimed
-from bench.learning.comparison_rank import Compared, from_rank_0, shaped
+from bench.learning.comparison_rank import Compared, from_rank_0
 from bench.learning.learning import environment, held_out
 from bench.lib import models
 from bench.lib.network import Network
@@ -28,7 +28,7 @@ from bench.lib.results import REFERENCE, final_of
 
 RISE = 20  # steps in which AdamW's rate rises, before the cosine
 NETWORKS = ("1gbit", "10mbit")  # that steps are measured on
-WARM_UP, LEAST, MOST = 3, 4, 40  # steps before times count, and of those that do
+ROUNDS, WARM_UP, LEAST, MOST = 6, 1, 2, 20  # of each setting, and in each: steps before times count, and of those that do
 PLAIN = {"attach": REFERENCE, "outer": "none"}  # uncompressed
 
 
@@ -145,28 +145,34 @@ def learn(rank: int, plan: dict, out: Path) -> None:
 # ---- in the lab -------------------------------------------------------------------------------------------------------
 
 
-def step_cost(plan: dict, spec: str, data, network: Network, rate: str) -> dict:
-    """Medians of a step: seconds, those in collectives, bytes as the library and as the kernel counts them."""
-    with tempfile.TemporaryDirectory(prefix="laconic-tradeoff-") as folder:
-        plain = spec in PLAIN.values()
-        network.announce(rate)
-        trainer = Steered(plan, spec, None, data, 0, plan["steps"], None if plain else f"{folder}/record")  # who records reports
-        with shaped(trainer, network, rate):
-            last = [sum(trainer.train_step()) for _ in range(WARM_UP)][-1]
-            count = int(from_rank_0(min(max(plan["seconds"] / last, LEAST), MOST)))
-            before, times, collectives, sent = network.sent_bytes(), [], [], []
-            known = clock_of(trainer)
-            for _ in range(count):
-                parts = trainer.train_step()
-                now = clock_of(trainer)
-                times.append(sum(parts))
-                collectives.append(parts[1] if trainer.handle is None else now - known)
-                sent.append(trainer.sent)
-                known = now
-            dist.barrier()
-            after = network.sent_bytes()
-    wire = statistics.median(sent) if before is None else (after - before) / count
-    return {"step": statistics.median(times), "network": statistics.median(collectives), "sent": statistics.median(sent), "wire": wire}
+class Lap:
+    """Steps of a trainer in a row, on one network: seconds, those in collectives, bytes as the library and as the kernel counts them."""
+
+    def __init__(self):
+        self.times, self.collectives, self.sent, self.wire = [], [], [], []
+
+    def run(self, trainer: Steered, network: Network, rate: str, seconds: float) -> None:
+        network.shape(rate)
+        dist.barrier()
+        last = [sum(trainer.train_step()) for _ in range(WARM_UP)][-1]
+        count = int(from_rank_0(min(max(seconds / last, LEAST), MOST)))
+        before, known = network.sent_bytes(), clock_of(trainer)
+        for _ in range(count):
+            parts = trainer.train_step()
+            now = clock_of(trainer)
+            self.times.append(sum(parts))
+            self.collectives.append(parts[1] if trainer.handle is None else now - known)
+            self.sent.append(trainer.sent)
+            known = now
+        dist.barrier()
+        self.wire.append(statistics.median(self.sent) if before is None else (network.sent_bytes() - before) / count)
+        network.shape("off")
+        dist.barrier()
+
+    def cost(self) -> dict:
+        """Medians of a step."""
+        return {"step": statistics.median(self.times), "network": statistics.median(self.collectives), "sent": statistics.median(self.sent),
+                "wire": statistics.median(self.wire)}
 
 
 def clock_of(trainer: Steered) -> float:
@@ -176,13 +182,19 @@ def clock_of(trainer: Steered) -> float:
 
 
 def measure(plan: dict, network: Network) -> dict:
-    data = models.load(plan["model"]).data(None)
-    found = {}
-    for spec in (*plan["specs"], PLAIN[plan["mode"]]):
-        rates = NETWORKS if spec in plan["specs"] else NETWORKS[:1]
-        found[spec] = {rate: step_cost(plan, spec, data, network, rate) for rate in rates}
-        gc.collect()
-    return {"steps": found}
+    """Of every setting, in turn for a second each, so that what else the machine does slows all of them."""
+    data, plain = models.load(plan["model"]).data(None), PLAIN[plan["mode"]]
+    with tempfile.TemporaryDirectory(prefix="laconic-tradeoff-") as folder:
+        trainers = {spec: Steered(plan, spec, None, data, 0, plan["steps"], None if spec == plain else f"{folder}/{i}")  # who records reports
+                    for i, spec in enumerate((*plan["specs"], plain))}
+        laps = {spec: {rate: Lap() for rate in (NETWORKS[:1] if spec == plain else NETWORKS)} for spec in trainers}
+        for _ in range(ROUNDS):
+            for spec, trainer in trainers.items():
+                for rate, lap in laps[spec].items():
+                    lap.run(trainer, network, rate, plan["seconds"] / ROUNDS)
+        for trainer in trainers.values():
+            trainer.close()
+    return {"steps": {spec: {rate: lap.cost() for rate, lap in found.items()} for spec, found in laps.items()}}
 
 
 def follow(plan: dict, network: Network) -> dict:

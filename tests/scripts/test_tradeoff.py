@@ -222,6 +222,19 @@ def test_fixed_settings_take_the_time_of_their_bytes(here):
     assert [(each.name, each.seconds, each.score) for each in moved] == [(name, 60.0, -3.5) for name in tradeoff.POLICIES]
 
 
+def test_costs_without_bytes_are_lines_through_all_settings(here):
+    cell = next(cell for cell in tradeoff.cells_of() if cell.name == "time-gpt-sgd-topk")
+    noisy = gave(cell)
+    for i, off in enumerate((0.02, 0.03, -0.05, -0.04, 0.0)):  # of no line
+        spec = GPT.specs[i]
+        noisy["steps"][spec]["1gbit"]["step"] += off + 1e-8 * net.BURST * 3**i
+    cell.save(noisy)
+    rows = tradeoff.costs_of(GPT)
+    slopes = [(b[2] - a[2]) / (b[0] - a[0]) for a, b in zip(rows[:4], rows[1:5])]
+    assert slopes == pytest.approx([slopes[0]] * 4) and sum(row[2] for row in rows[:5]) == pytest.approx(0.5 - 0.04 + 1e-8 * net.BURST * 121)
+    assert [row[3] for row in rows[:5]] == pytest.approx([0.01] * 5) and rows[5] == [8e6, 8e6, pytest.approx(0.1), pytest.approx(0.01)]
+
+
 def test_policy_that_decided_by_other_costs_is_left_out(here):
     write("gpt-sgd")
     assert rule.points_of(GPT, "cloud", found())[1]
