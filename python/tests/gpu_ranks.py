@@ -6,9 +6,11 @@ In a process of its own, with LACONIC_LIBRARY: the library that has images for t
 
 import contextlib
 import ctypes
+import datetime
 import gc
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +20,7 @@ os.environ.update(RANK=str(RANK), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "accelerator"))
 
 import pretend  # noqa: E402
+import test_failures  # noqa: E402
 import test_staging  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -90,6 +93,25 @@ def scaled():
     return {"hash": digest, "scale": scale, "norm": norm}
 
 
+def in_a_hurry(handle, seconds):
+    """In place of test_failures': torch does not tell the timeout of the pretend group, whose sibling would have it."""
+    engine = handle.worker.engine
+    training.waits(engine.group, seconds)
+    engine._timeout, engine._faults.timeout = datetime.timedelta(seconds=seconds), seconds
+
+
+def dies(sign, call, **options):
+    """As test_failures, rank 1 sends itself this signal: what rank 0 hears, whose residuals hold its gradients."""
+    build = training.build
+    training.build = lambda *args, attach_options, **more: build(*args, device="pretend", attach_options={**attach_options, "codecs": "device"}, **more)
+    test_failures.in_a_hurry = in_a_hurry
+    result = test_failures._dies(victim=1, call=call, signal=signal.Signals[sign], **options)
+    training.build = build
+    result["gradients"] = {name: gradient.cpu() for name, gradient in result["gradients"].items()}
+    test_failures.nothing_is_lost(result)
+    return {"heard": result["raised"], "name": result["last"].name}
+
+
 def hasty(delay, **options):
     """The worker does not wait until the gradients are computed."""
     CodecStage.ready, kept = lambda _, ticket: ticket.host.data_ptr(), CodecStage.ready
@@ -123,7 +145,7 @@ def fails(calls, victim=1):
     return {"heard": heard}
 
 
-RUNS = {"train": train, "told": told, "refused": refused, "fails": fails, "starves": starves, "scaled": scaled, "hasty": hasty}
+RUNS = {"train": train, "told": told, "refused": refused, "fails": fails, "starves": starves, "scaled": scaled, "hasty": hasty, "dies": dies}
 
 device = pretend.load()
 device.pretend_over.argtypes, device.pretend_over.restype = [ctypes.c_char_p], ctypes.c_bool

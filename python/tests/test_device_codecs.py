@@ -31,26 +31,27 @@ pytestmark = [pytest.mark.skipif(not (DRIVER.exists() and LIBRARY.exists()), rea
               pytest.mark.skipif(pretend.why_not() is not None, reason=str(pretend.why_not()))]
 
 
-def run(world: int, runs: list) -> list[list]:
-    """The results of every run, by run and rank."""
+def run(world: int, runs: list, gone: int | None = None) -> list[list]:
+    """The results of every run, by run and rank. gone: a rank that does not come back, which has none."""
     pretend.library()
     port, ranks = free_port(), []
     environment = {**os.environ, "LACONIC_LIBRARY": str(LIBRARY)}
     for rank in range(world):
         ranks.append(subprocess.Popen([sys.executable, Path(__file__).with_name("gpu_ranks.py"), DRIVER, str(rank), str(world), str(port)],
                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment))
+    stays = [process for rank, process in enumerate(ranks) if rank != gone]
     try:
         for process in ranks:
             process.stdin.write(json.dumps(runs))
             process.stdin.close()
             process.stdin = None
-        said = [process.communicate(timeout=300) for process in ranks]
+        said = [process.communicate(timeout=300) for process in stays]
     finally:
         for process in ranks:
             process.kill()
-    assert all(process.returncode == 0 for process in ranks), "\n".join(err[-3000:] for _, err in said)
+    assert all(process.returncode == 0 for process in stays), "\n".join(err[-3000:] for _, err in said)
     outcomes = [json.loads(out.splitlines()[-1]) for out, _ in said]
-    assert [outcome["faults"] for outcome in outcomes] == [""] * world
+    assert [outcome["faults"] for outcome in outcomes] == [""] * len(stays)
     return [list(of_run) for of_run in zip(*(outcome["results"] for outcome in outcomes))]
 
 
@@ -163,6 +164,15 @@ def test_failed_driver_call_reaches_every_rank(calls):
 def test_rank_without_device_memory_is_reported(when):
     for result in of_two()[("starves", when)]:
         assert "rank 1" in result["heard"] and "memory" in result["heard"], result
+
+
+@pytest.mark.parametrize(("sign", "call", "options"), [
+    ("SIGKILL", -1, {"strategy": "two_shot"}), ("SIGKILL", 1, {"strategy": "two_shot", "buckets": 3}),
+    ("SIGSTOP", 0, {"patience": 4})])
+def test_rank_that_is_gone_loses_nothing_of_others(sign, call, options):
+    (found,), = run(2, [("dies", {"sign": sign, "call": call, "spec": "3lc", **options})], gone=1)
+    assert found["name"] == "engine_failed"
+    assert ("rank 1 did not answer within 4 s" if sign == "SIGSTOP" else "rank 1 is gone") in found["heard"]
 
 
 NODES = [{"spec": "3lc", "attach_options": {"nodes": 2, "window": 1}}, {"spec": "topk:ratio=0.05", "dtype": "float16", "attach_options": {"nodes": 2}},
