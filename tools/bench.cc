@@ -32,6 +32,7 @@ struct Options {
   std::string decode = "auto";
   uint32_t threads = 1;
   uint32_t peers = 1;
+  uint32_t units = 1;
   double seconds = 1.0;
   bool codec_only = false;
   bool device = false;
@@ -248,6 +249,11 @@ int bench(const Options& options) {
   return kFine;
 }
 
+Error too_many(uint32_t units, uint64_t elements) {
+  return {Errc::invalid_argument, fmt::format("--units {}: there are {} elements", units, elements),
+          "at most one unit for each element"};
+}
+
 /// Without --spec: all that have kernels.
 int bench_on_device(const Options& options) {
   auto specs = parse_specs(options.specs);
@@ -260,7 +266,12 @@ int bench_on_device(const Options& options) {
   }
   auto inputs = tensors(options);
   if (!inputs) return fail(inputs.error(), options.json, kUsage);
-  return bench_device({*std::move(specs), *std::move(inputs), options.seconds, options.json});
+  for (const std::vector<float>& values : *inputs) {
+    if (values.size() < options.units)
+      return fail(too_many(options.units, values.size()), options.json, kUsage);
+  }
+  return bench_device(
+      {*std::move(specs), *std::move(inputs), options.units, options.seconds, options.json});
 }
 
 int bench_over(const Command& command, const Options& options) {
@@ -309,6 +320,11 @@ Run add_bench(Program& program) {
                                          "the codecs' kernels on this machine's first GPU");
   for (const char* other : {"--isa", "--threads", "--peers", "--decode", "--codec-only"})
     command.get_option(other).excludes(device);
+  command
+      .add_option("--units", options->units,
+                  "with --device: measures also that number of units, encoded by one batch")
+      .range(1U, 65536U)
+      .needs(device);
   command.add_flag("--json", options->json, "machine-readable");
   const Option engine = add_engine_options(command, options->over);
   for (const char* alone : {"--size", "--isa", "--seconds", "--data", "--input", "--peers",

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "command.h"
 #include "kernels/device_images.h"
@@ -37,11 +38,13 @@ struct Share {
 struct DevicePoint {
   std::string spec;
   uint64_t elements = 0;
+  uint32_t units = 1;
   bool residual = false;
   uint64_t payload_bytes = 0;
   uint32_t samples = 0;
   double copy_seconds = 0;  ///< of the gradient
   Share encode, check, decode;
+  double encode_over_one = 0;  ///< its time over that of the whole as one unit; 0: it is one
 };
 
 MutBytes aligned(std::vector<uint8_t>& memory, uint64_t bytes) {
@@ -50,26 +53,41 @@ MutBytes aligned(std::vector<uint8_t>& memory, uint64_t bytes) {
   return {memory.data() + (64 - address % 64), bytes};
 }
 
-/// The payload and the sum that the CPU makes, with a residual of zeros if `residual`.
+/// Parameters of `count` elements together, as equal as whole numbers can be.
+std::vector<Unit> cut(uint64_t count, uint32_t units) {
+  std::vector<Unit> made;
+  for (uint64_t u = 0; u < units; ++u) {
+    const uint64_t size = count * (u + 1) / units - count * u / units;
+    made.push_back({size, size, 1, u, 0});
+  }
+  return made;
+}
+
+/// The payloads and the sums that the CPU makes, with a residual of zeros if `residual`.
 struct OfCpu {
-  std::vector<uint8_t> payload;
-  std::vector<float> sum;
+  std::vector<std::vector<uint8_t>> payloads;
+  std::vector<float> sums;
 };
-OfCpu on_cpu(const Spec& spec, const Unit& unit, const Place& place,
+OfCpu on_cpu(const Spec& spec, std::span<const Unit> units, const Place& place,
              const std::vector<float>& values, bool residual) {
   const pipeline::UnitCodec codec(spec, best_isa(), nullptr);
-  pipeline::UnitSlot slot{unit, codec.plan(unit, place.world), {}, {}};
-  std::vector<float> memory(residual ? unit.count : 0);
-  if (residual) slot.memory = {{MemoryKind::residual}, memory.data()};
-  std::vector<uint8_t> kept, scratch;
-  Work work{aligned(kept, slot.plan.kept_bytes), aligned(scratch, slot.plan.scratch_bytes),
-            best_isa(), nullptr};
   OfCpu made;
-  made.payload.resize(slot.plan.round[0].bytes);
-  made.payload.resize(codec.encode(slot, place, values.data(), work, made.payload).bytes);
-  made.sum.resize(unit.count);
-  const Term term{made.payload, 1.0F};
-  codec.decode(unit, place, {&term, 1}, work, {made.sum.data(), false});
+  made.sums.resize(values.size());
+  uint64_t at = 0;
+  for (const Unit& unit : units) {
+    pipeline::UnitSlot slot{unit, codec.plan(unit, place.world), {}, {}};
+    std::vector<float> memory(residual ? unit.count : 0);
+    if (residual) slot.memory = {{MemoryKind::residual}, memory.data()};
+    std::vector<uint8_t> kept, scratch;
+    Work work{aligned(kept, slot.plan.kept_bytes), aligned(scratch, slot.plan.scratch_bytes),
+              best_isa(), nullptr};
+    std::vector<uint8_t> payload(slot.plan.round[0].bytes);
+    payload.resize(codec.encode(slot, place, values.data() + at, work, payload).bytes);
+    const Term term{payload, 1.0F};
+    codec.decode(unit, place, {&term, 1}, work, {made.sums.data() + at, false});
+    made.payloads.push_back(std::move(payload));
+    at += unit.count;
+  }
   return made;
 }
 
@@ -98,64 +116,107 @@ Share share_of(const std::vector<double>& seconds, double moved, double bytes, d
   return share;
 }
 
-Result<DevicePoint> measure(const Card& p, const Spec& spec, const std::vector<float>& values,
-                            double seconds) {
-  const Unit unit{values.size(), values.size(), 1, 0, 0};
-  const Place place{1, 0, 0, 1, 0, 1.0F};
+/// Arrays of a tensor's size.
+struct Arrays {
+  Memory pinned, gradient, residual, sum;
+};
+Result<Arrays> arrays_of(const Card& p, const std::vector<float>& values, bool residual) {
   const uint64_t bytes = values.size() * sizeof(float);
-  DevicePoint point;
-  point.spec = spec.canonical();
-  point.elements = unit.count;
-  point.residual = spec.memory().kind == MemoryKind::residual;
-  auto batch = DeviceBatch::create(spec, p.program);
-  if (!batch) return std::move(batch).error();
   auto pinned = allocate(p, Memory::Where::pinned, bytes);
   auto gradient = allocate(p, Memory::Where::device, bytes);
-  auto residual = allocate(p, Memory::Where::device, point.residual ? bytes : 0);
+  auto remembered = allocate(p, Memory::Where::device, residual ? bytes : 0);
   auto sum = allocate(p, Memory::Where::device, bytes);
-  for (const auto* memory : {&pinned, &gradient, &residual, &sum}) {
+  for (const auto* memory : {&pinned, &gradient, &remembered, &sum}) {
     if (!*memory) return memory->error();
   }
   std::memcpy(pinned->at(), values.data(), bytes);
   if (auto r = p.stream.copy_in(gradient->at(), pinned->at(), bytes); !r)
     return std::move(r).error();
-  if (auto r = p.stream.clear(residual->at(), residual->bytes()); !r) return std::move(r).error();
+  if (auto r = p.stream.clear(remembered->at(), remembered->bytes()); !r)
+    return std::move(r).error();
   if (auto r = p.stream.wait(); !r) return std::move(r).error();
+  return Arrays{*std::move(pinned), *std::move(gradient), *std::move(remembered), *std::move(sum)};
+}
 
-  const DeviceUnit on_device{unit, place, gradient->at(), DType::f32,
-                             reinterpret_cast<float*>(residual->at())};
-  auto* const target = reinterpret_cast<float*>(sum->at());
-  const OfCpu cpu = on_cpu(spec, unit, place, values, point.residual);
+float* floats(const Memory& memory, uint64_t at) {
+  return memory.at() == nullptr ? nullptr : reinterpret_cast<float*>(memory.at()) + at;
+}
+
+/// Of kernels, in seconds.
+struct Times {
+  double encode = 0, check = 0, decode = 0;
+};
+
+/// One batch encodes the units, as in sessions; each is checked and decoded by itself. Payloads are
+/// held against `cpu` unless that is null.
+Result<Times> time_units(DeviceBatch& batch, std::span<const DeviceUnit> units, const Memory& sum,
+                         const OfCpu* cpu) {
+  auto encoded = batch.encode(units);
+  if (!encoded) return std::move(encoded).error();
+  Times times{batch.seconds(), 0, 0};
+  for (std::size_t u = 0; cpu != nullptr && u < units.size(); ++u) {
+    if ((*encoded)[u].bytes != cpu->payloads[u]) return different(batch.spec(), "payloads");
+  }
+  uint64_t at = 0;
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    const Bytes view((*encoded)[u].bytes);
+    const Unit& unit = units[u].unit;
+    auto good = batch.check(unit, {&view, 1});
+    if (!good) return std::move(good).error();
+    times.check += batch.seconds();
+    if (!(*good)[0]) return different(batch.spec(), "verdicts");
+    const Term term{view, 1.0F};
+    if (auto r = batch.decode(unit, {&term, 1}, floats(sum, at), false); !r)
+      return std::move(r).error();
+    times.decode += batch.seconds();
+    at += unit.count;
+  }
+  return times;
+}
+
+Result<DevicePoint> measure(const Card& p, const Spec& spec, const std::vector<float>& values,
+                            uint32_t units, double seconds) {
+  const Place place{1, 0, 0, 1, 0, 1.0F};
+  const uint64_t bytes = values.size() * sizeof(float);
+  DevicePoint point;
+  point.spec = spec.canonical();
+  point.elements = values.size();
+  point.units = units;
+  point.residual = spec.memory().kind == MemoryKind::residual;
+  auto batch = DeviceBatch::create(spec, p.program);
+  if (!batch) return std::move(batch).error();
+  auto arrays = arrays_of(p, values, point.residual);
+  if (!arrays) return std::move(arrays).error();
+  const std::vector<Unit> pieces = cut(values.size(), units);
+  std::vector<DeviceUnit> there;
+  for (uint64_t at = 0; const Unit& unit : pieces) {
+    there.push_back(
+        {unit, place, floats(arrays->gradient, at), DType::f32, floats(arrays->residual, at)});
+    at += unit.count;
+  }
+  const OfCpu cpu = on_cpu(spec, pieces, place, values, point.residual);
+  for (const auto& payload : cpu.payloads) point.payload_bytes += payload.size();
   std::vector<double> copies, encodes, checks, decodes;
   constexpr uint32_t kLeast = 5;
   const double start = now(Clock::wall);
   for (; point.samples < kLeast || now(Clock::wall) - start < seconds; ++point.samples) {
-    auto copied = copy_seconds(p, sum->at(), gradient->at(), bytes);
+    const bool first = point.samples == 0;  // which is a warm-up, too
+    auto copied = copy_seconds(p, arrays->sum.at(), arrays->gradient.at(), bytes);
     if (!copied) return std::move(copied).error();
-    auto encoded = batch->encode({&on_device, 1});
-    if (!encoded) return std::move(encoded).error();
-    const double encode = batch->seconds();
-    const std::vector<uint8_t>& payload = (*encoded)[0].bytes;
-    if (point.samples == 0 && payload != cpu.payload) return different(spec, "payloads");
-    const Bytes view(payload);
-    auto good = batch->check(unit, {&view, 1});
-    if (!good) return std::move(good).error();
-    const double check = batch->seconds();
-    if (!(*good)[0]) return different(spec, "verdicts");
-    const Term term{view, 1.0F};
-    if (auto r = batch->decode(unit, {&term, 1}, target, false); !r) return std::move(r).error();
-    if (point.samples == 0) {  // and the first of each is a warm-up
-      point.payload_bytes = payload.size();
-      if (auto r = p.stream.copy_out(pinned->at(), sum->at(), bytes); !r)
+    auto times = time_units(*batch, there, arrays->sum, first ? &cpu : nullptr);
+    if (!times) return std::move(times).error();
+    if (first) {
+      if (auto r = p.stream.copy_out(arrays->pinned.at(), arrays->sum.at(), bytes); !r)
         return std::move(r).error();
       if (auto r = p.stream.wait(); !r) return std::move(r).error();
-      if (std::memcmp(pinned->at(), cpu.sum.data(), bytes) != 0) return different(spec, "sums");
+      if (std::memcmp(arrays->pinned.at(), cpu.sums.data(), bytes) != 0)
+        return different(spec, "sums");
       continue;
     }
     copies.push_back(*copied);
-    encodes.push_back(encode);
-    checks.push_back(check);
-    decodes.push_back(batch->seconds());
+    encodes.push_back(times->encode);
+    checks.push_back(times->check);
+    decodes.push_back(times->decode);
   }
   const auto size = static_cast<double>(bytes), sent = static_cast<double>(point.payload_bytes);
   const double copy = point.copy_seconds = spread_of(copies).median;
@@ -166,6 +227,21 @@ Result<DevicePoint> measure(const Card& p, const Spec& spec, const std::vector<f
   return point;
 }
 
+/// As one unit, and cut into `units`, which a batch encodes.
+Result<void> measure_all(const Card& p, const Spec& spec, const std::vector<float>& values,
+                         const DeviceBench& options, std::vector<DevicePoint>& points) {
+  auto one = measure(p, spec, values, 1, options.seconds);
+  if (!one) return std::move(one).error();
+  const double whole = one->encode.seconds.median;
+  points.push_back(*std::move(one));
+  if (options.units == 1) return {};
+  auto point = measure(p, spec, values, options.units, options.seconds);
+  if (!point) return std::move(point).error();
+  point->encode_over_one = point->encode.seconds.median / whole;
+  points.push_back(*std::move(point));
+  return {};
+}
+
 Json share_json(const Share& share) {
   return {{"share", share.share},
           {"seconds", share.seconds.median},
@@ -174,21 +250,25 @@ Json share_json(const Share& share) {
 }
 
 Json point_json(const DevicePoint& point) {
-  return {{"codec", point.spec},
-          {"elements", point.elements},
-          {"feedback", point.residual},
-          {"payload_bytes", point.payload_bytes},
-          {"samples", point.samples - 1},
-          {"copy_s", point.copy_seconds},
-          {"encode", share_json(point.encode)},
-          {"check", share_json(point.check)},
-          {"decode", share_json(point.decode)}};
+  Json json{{"codec", point.spec},
+            {"elements", point.elements},
+            {"units", point.units},
+            {"feedback", point.residual},
+            {"payload_bytes", point.payload_bytes},
+            {"samples", point.samples - 1},
+            {"copy_s", point.copy_seconds},
+            {"encode", share_json(point.encode)},
+            {"check", share_json(point.check)},
+            {"decode", share_json(point.decode)}};
+  if (point.units > 1) json["encode_over_one"] = point.encode_over_one;
+  return json;
 }
 
 void print_table(const std::vector<DevicePoint>& points, const device::Program& program) {
   using A = Table::Align;
   Table table({{"codec"},
                {"size"},
+               {"units", A::right},
                {"ratio", A::right},
                {"encode", A::right},
                {"check", A::right},
@@ -196,18 +276,21 @@ void print_table(const std::vector<DevicePoint>& points, const device::Program& 
                {"enc us", A::right},
                {"chk us", A::right},
                {"dec us", A::right},
-               {"copy us", A::right}});
+               {"copy us", A::right},
+               {"enc x one", A::right}});
   for (const DevicePoint& point : points) {
     const uint64_t bytes = point.elements * sizeof(float);
     const auto microseconds = [](double s) { return fmt::format("{:.1f}", 1e6 * s); };
     table.add(
         {point.spec + (point.residual ? " (ef)" : ""), bytes_text(bytes),
+         std::to_string(point.units),
          fmt::format("{:.1f}", static_cast<double>(bytes) /
                                    static_cast<double>(std::max<uint64_t>(point.payload_bytes, 1))),
          fmt::format("{:.2f}", point.encode.share), fmt::format("{:.2f}", point.check.share),
          fmt::format("{:.2f}", point.decode.share), microseconds(point.encode.seconds.median),
          microseconds(point.check.seconds.median), microseconds(point.decode.seconds.median),
-         microseconds(point.copy_seconds)});
+         microseconds(point.copy_seconds),
+         point.units > 1 ? fmt::format("{:.2f}", point.encode_over_one) : ""});
   }
   table.print();
   fmt::print(
@@ -215,6 +298,8 @@ void print_table(const std::vector<DevicePoint>& points, const device::Program& 
       "encode, check, decode: bytes that have to move at least (gradient or sum, payload, "
       "residual\n"
       "twice) per second, as a share of what a copy in the device's memory moves in the same run.\n"
+      "Units: one batch encodes them all, each is checked and decoded by itself.\n"
+      "enc x one: time to encode, over that of the same elements as one unit.\n"
       "Payloads and sums equal the CPU's, bit for bit.\n",
       program.image(), program.gpu()->card());
 }
@@ -240,9 +325,8 @@ int bench_device(const DeviceBench& options) {
   std::vector<DevicePoint> points;
   for (const std::vector<float>& values : options.inputs) {
     for (const Spec& spec : options.specs) {
-      auto point = measure(*card, spec, values, options.seconds);
-      if (!point) return fail(point.error(), options.json, kBadAnswer);
-      points.push_back(*std::move(point));
+      auto r = measure_all(*card, spec, values, options, points);
+      if (!r) return fail(r.error(), options.json, kBadAnswer);
     }
   }
   if (!options.json) {

@@ -81,7 +81,8 @@ int copy(Side to, const Side* from, uint64_t bytes, void* stream, const char* na
     }
     const std::lock_guard<std::mutex> running(world().kernels);
     zeros ? std::memset(target, 0, bytes) : std::memcpy(target, read, bytes);
-    if (world().wrong && !to.on_device) target[0] ^= 1;
+    const uint64_t wrong = world().wrong;
+    if (!to.on_device && (wrong == 1 || wrong == bytes)) target[0] ^= 1;
     if (to.on_device) world().checked.set_written(reinterpret_cast<void*>(to.address), bytes);
   });
   w.changed.notify_all();

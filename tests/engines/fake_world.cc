@@ -10,9 +10,9 @@ namespace fake {
 namespace {
 
 /// For programs that open the library by themselves.
-int devices_told() {
-  const char* const told = std::getenv("FAKE_NCCL_DEVICES");
-  return told != nullptr ? std::atoi(told) : 2;
+int told(const char* variable, int otherwise) {
+  const char* const text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : otherwise;
 }
 
 }  // namespace
@@ -20,8 +20,8 @@ int devices_told() {
 World& world() {
   static World* const w = [] {
     auto* made = new World;
-    made->devices = devices_told();
-    made->wrong = std::getenv("FAKE_CUDA_WRONG") != nullptr;
+    made->devices = told("FAKE_NCCL_DEVICES", 2);
+    made->wrong = static_cast<uint64_t>(told("FAKE_CUDA_WRONG", 0));
     return made;
   }();
   return *w;

@@ -103,7 +103,7 @@ struct World {
   std::set<void*> modules;
   int capability = 90, driver = 13000;
   int late = 0;        // microseconds
-  bool wrong = false;  // what comes from the device has a bit that is not its
+  uint64_t wrong = 0;  // copies from the device of that many bytes, of 1 all, have a bit changed
   std::string faults;
   // The device's memory as kernels see it. They hold `kernels` alone, not `mutex`.
   std::mutex kernels;

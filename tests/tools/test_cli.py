@@ -590,7 +590,28 @@ def test_device_bench_measures_codecs_with_kernels(fake_gpu):
         share = moved / (2 * 20000) * point["copy_s"] / point[name]["seconds"]
         assert abs(point[name]["share"] - share) < 1e-3 * share
     table = laconic(*words, "--spec", "int8", env=fake_gpu).stdout
-    assert table.splitlines()[0].split()[:4] == ["codec", "size", "ratio", "encode"] and "sm_90 of Fake GPU" in table
+    assert table.splitlines()[0].split()[:5] == ["codec", "size", "units", "ratio", "encode"] and "sm_90 of Fake GPU" in table
+
+
+def test_device_bench_encodes_units_by_one_batch(fake_gpu):
+    """And holds the payload of each against the CPU's: the third alone has that size."""
+    if not embeds_kernels():
+        pytest.skip("built without nvcc")
+    words = ["bench", "--device", "--spec", "int8+noef", "--size", str(4 * 5002), "--seconds", "0.01", "--units", "3"]
+    one, units = json.loads(laconic(*words, "--json", env=fake_gpu).stdout)["results"]
+    sizes = [count + 4 * -(-count // 256) for count in (1667, 1667, 1668)]
+    assert (one["units"], units["units"], units["elements"]) == (1, 3, 5002) and "encode_over_one" not in one
+    assert units["payload_bytes"] == sum(sizes)
+    assert units["encode_over_one"] == pytest.approx(units["encode"]["seconds"] / one["encode"]["seconds"])
+    rows = laconic(*words, env=fake_gpu).stdout.splitlines()
+    assert [row.split()[3] for row in rows[1:3]] == ["1", "3"] and float(rows[2].split()[-1]) > 0
+    wrong = laconic(*words, env={**fake_gpu, "FAKE_CUDA_WRONG": str(sizes[2])})
+    assert wrong.returncode == BAD_ANSWER and "payloads of the GPU and of the CPU differ" in wrong.stderr
+
+
+def test_device_bench_refuses_more_units_than_elements():
+    assert "--units 9: there are 8 elements" in failure(USAGE, "bench", "--device", "--size", "32", "--units", "9")["message"]
+    assert laconic("bench", "--units", "2").returncode == USAGE
 
 
 def test_device_bench_notices_wrong_payloads(fake_gpu):
