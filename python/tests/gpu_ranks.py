@@ -145,7 +145,21 @@ def fails(calls, victim=1):
     return {"heard": heard}
 
 
-RUNS = {"train": train, "told": told, "refused": refused, "fails": fails, "starves": starves, "scaled": scaled, "hasty": hasty, "dies": dies}
+def benchmark(specs):
+    """Rows of bench/engines/gpu_training.py, of a small model, and whether torch was deterministic."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from bench.engines import gpu_training
+
+    gpu_training.HIDDEN, gpu_training.WARM = (80,), 2
+    try:
+        rows = list(gpu_training.rows(specs, 5, torch.device("pretend", 0)))
+        return {"rows": rows, "deterministic": torch.are_deterministic_algorithms_enabled() and "CUBLAS_WORKSPACE_CONFIG" in os.environ}
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+RUNS = {"benchmark": benchmark, "train": train, "told": told, "refused": refused, "fails": fails, "starves": starves, "scaled": scaled, "hasty": hasty,
+        "dies": dies}
 
 device = pretend.load()
 device.pretend_over.argtypes, device.pretend_over.restype = [ctypes.c_char_p], ctypes.c_bool

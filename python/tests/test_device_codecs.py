@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -85,6 +86,8 @@ def of_two() -> dict:
     runs[("scaled", "")] = ("scaled", {})
     runs |= {("hasty", str(delay)): ("hasty", {"delay": delay, "spec": "3lc", "buckets": 3}) for delay in (2000, 20000)}
     runs |= {("starves", name): ("starves", {"attached": name == "attached"}) for name in ("attached", "attaching")}
+    if importlib.util.find_spec("sklearn"):
+        runs[("benchmark", "")] = ("benchmark", {"specs": ["pytorch:ddp", "3lc", "powersgd"]})
     runs |= {("fails", str(calls)): ("fails", {"calls": calls}) for calls in (5, 60)}
     return dict(zip(runs, run(2, list(runs.values()))))
 
@@ -173,6 +176,18 @@ def test_rank_that_is_gone_loses_nothing_of_others(sign, call, options):
     (found,), = run(2, [("dies", {"sign": sign, "call": call, "spec": "3lc", **options})], gone=1)
     assert found["name"] == "engine_failed"
     assert ("rank 1 did not answer within 4 s" if sign == "SIGSTOP" else "rank 1 is gone") in found["heard"]
+
+
+def test_training_benchmark_compares_codecs_on_both_sides():
+    pytest.importorskip("sklearn", reason="bench/engines/gpu_training.py trains on scikit-learn's digits")
+    for found in of_two()[("benchmark", "")]:
+        assert found["deterministic"]
+        plain, staged, there, sums, refused = found["rows"]
+        assert [(row["spec"], row["codecs"]) for row in found["rows"]] == [
+            ("pytorch:ddp", None), ("3lc", "host"), ("3lc", "device"), ("powersgd", "host"), ("powersgd", "device")]
+        assert (staged["path"], there["path"]) == ("staged", "codecs") and there["like_staged"] and there["digest"] != plain["digest"]
+        assert all(row["same"] and row["step_ms"] > 0 for row in (plain, staged, there, sums)) and there["ratio"] == staged["ratio"] > 2
+        assert "strategy native_sum needs the host" in refused["why_not"]
 
 
 NODES = [{"spec": "3lc", "attach_options": {"nodes": 2, "window": 1}}, {"spec": "topk:ratio=0.05", "dtype": "float16", "attach_options": {"nodes": 2}},
