@@ -2,8 +2,6 @@
 //
 // Laws about a codec's twin on the device, run by its source on the host: bytes, residuals, means
 // and verdicts are the CPU's, whatever the order of blocks and threads, and nothing races.
-#include <cstdlib>
-
 #include "conformance/codec_law.h"
 #include "conformance/device_batch.h"
 #include "kernels/sparse/sparse_elements.h"
@@ -14,6 +12,7 @@ namespace {
 
 using test::CheckedDevice;
 using test::Order;
+using test::weekly;
 
 constexpr std::array kOrders{Order::forward, Order::backward, Order::scrambled};
 
@@ -61,11 +60,6 @@ std::vector<Coded> expect_cpus(const Spec& spec, const std::vector<Task>& tasks,
   }
   expect_no_faults(gpu);
   return coded;
-}
-
-bool weekly() {
-  const char* const tier = std::getenv("TEST_TIER");
-  return tier != nullptr && std::string_view(tier) == "weekly";
 }
 
 class DeviceLaw : public CodecLaw {
