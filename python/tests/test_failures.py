@@ -583,6 +583,22 @@ def test_reused_sibling_group_has_current_timeout(pools):
         assert found == [200, 200, 200, found[3], 300, 300, 300, found[3]]
 
 
+def _attached_to_one_that_does_not_tell():
+    import datetime
+
+    import torch.distributed as dist
+
+    from laconic.engines.c10d import Engine
+
+    engine = Engine(dist.new_group(timeout=datetime.timedelta(seconds=200)), of=object())
+    engine.follow_timeout()
+    return engine.timeout, engine._faults.timeout
+
+
+def test_own_timeout_holds_where_users_group_does_not_tell(pools):
+    assert pools(2).run(_attached_to_one_that_does_not_tell) == [(200, 200)] * 2
+
+
 # ---- an engine that fails ----
 
 class FailingEngine:

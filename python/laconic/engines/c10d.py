@@ -160,7 +160,7 @@ class Engine:
 
     of_cpp = False
     _faults: Faults | None = None  # of groups of Gloo
-    _of, _timeout = None, None  # the group whose time-out holds, and what it was when it was looked at last
+    group, _of, _timeout = None, None, None  # its own, the one whose time-out holds, and what it was when it was looked at last
 
     def __init__(self, group, *, of=None, limiter=None, ranks=None):
         """`of`: the users' group, whose sibling this one is. They may change its time-out at any time. `ranks`: of its members there, where
@@ -181,7 +181,8 @@ class Engine:
         self.short_sends = self._probe_short_sends()
 
     def follow_timeout(self) -> None:
-        timeout = group_timeout(self._of)
+        told = group_timeout(self._of)
+        timeout = group_timeout(self.group) if told is None else told
         if timeout is not None and timeout != self._timeout:
             self._timeout = timeout
             set_timeout(self.group, timeout)
@@ -190,7 +191,7 @@ class Engine:
 
     @property
     def timeout(self) -> float:
-        """Seconds that what begins now has; inf where torch does not tell."""
+        """Seconds that what begins now has; inf where torch tells neither group's."""
         return self._timeout.total_seconds() if self._timeout is not None else math.inf
 
     def _begin(self, works=()) -> Batch:
