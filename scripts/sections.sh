@@ -11,7 +11,7 @@ weekly() { [[ ${TEST_TIER:-change} == weekly ]]; }
 
 # How many interpreters tests of the section `python` may start that import torch: 1.4 s each. Where the test is not about starting one,
 # launches.py has forks. 32 do where the lab has its hosts; what a machine lacks changes the number.
-readonly torch_imports=42
+readonly torch_imports=50
 
 # Tests that are repeated without NumPy: a tenth in turn, which the commit chooses, and all of them weekly. A tenth is too
 # little for that number of processes: each imports torch.
