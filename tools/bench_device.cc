@@ -142,7 +142,7 @@ float* floats(const Memory& memory, uint64_t at) {
   return memory.at() == nullptr ? nullptr : reinterpret_cast<float*>(memory.at()) + at;
 }
 
-/// Of kernels, in seconds.
+/// Seconds that kernels take.
 struct Times {
   double encode = 0, check = 0, decode = 0;
 };

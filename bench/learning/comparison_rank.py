@@ -6,7 +6,6 @@ As a program it takes a plan, {"model", "ways", "paths", "seconds"}, and for a m
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import math
@@ -142,30 +141,23 @@ def from_rank_0(value: float) -> float:
     return box.item()
 
 
-@contextlib.contextmanager
-def shaped(trainer, network: Network, rate: str):
-    """The trainer's steps inside pass at this rate, which was announced when it was made. It is closed afterwards."""
-    dist.barrier()
-    network.shape(rate)
-    dist.barrier()
-    yield
-    network.shape("off")
-    network.announce("off")
-    dist.barrier()
-    trainer.close()
-
-
 def step_time(model: str, way: str, data, network: Network, rate: str, seconds: float) -> dict:
     """The median step at the beginning of a training, over about this number of seconds, and the bytes that this host sent in a step, by the kernel's count."""
     emulated_rate = network.announce(rate)
     trainer = Compared(models.load(model), way, 0, data, models.about(model).steps, dist.get_rank(), dist.get_world_size(), emulated_rate=emulated_rate)
-    with shaped(trainer, network, rate):
-        last = [sum(trainer.train_step()) for _ in range(WARM_UP)][-trainer.every :]
-        count = trainer.every * int(from_rank_0(min(max(math.ceil(seconds / sum(last)), LEAST), MOST)))
-        before = network.sent_bytes()
-        times = [sum(trainer.train_step()) for _ in range(count)]
-        dist.barrier()
-        after = network.sent_bytes()
+    dist.barrier()
+    network.shape(rate)
+    dist.barrier()
+    last = [sum(trainer.train_step()) for _ in range(WARM_UP)][-trainer.every :]
+    count = trainer.every * int(from_rank_0(min(max(math.ceil(seconds / sum(last)), LEAST), MOST)))
+    before = network.sent_bytes()
+    times = [sum(trainer.train_step()) for _ in range(count)]
+    dist.barrier()
+    after = network.sent_bytes()
+    network.shape("off")
+    network.announce("off")
+    dist.barrier()
+    trainer.close()
     middle = statistics.median if trainer.every == 1 else statistics.fmean  # a median would not see the steps that have a round
     return {"step": middle(times), "steps": count, "bytes": None if before is None else (after - before) / count}
 

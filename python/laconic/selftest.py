@@ -261,7 +261,7 @@ class Speeds:
 
     on_host: dict[str, dict]
     on_gpu: dict[str, dict]
-    not_on_gpu: dict[str, str]  # codec → why it does not run there
+    why_host: dict[str, str]  # codec → why it does not run on the GPU
 
 
 def check_codecs(device: str, size: int) -> tuple[list[Check], Speeds]:
@@ -272,7 +272,7 @@ def check_codecs(device: str, size: int) -> tuple[list[Check], Speeds]:
         found = [None if rank is None else rank.get(spec) for rank in ranks]
         there = [rank["on_gpu"] for rank in found if rank and "on_gpu" in rank]
         if why := next((rank["why"] for rank in there if "why" in rank), ""):
-            speeds.not_on_gpu[spec] = why
+            speeds.why_host[spec] = why
         for name, each, kept in ((f"exchange by {spec}", found, speeds.on_host), (f"{spec} on the GPU", [] if why else there, speeds.on_gpu)):
             if each:
                 checks.append(_judged(name, each))
@@ -345,7 +345,7 @@ def examine(device: torch.device, size: int) -> dict:
     rates = copy_rates(stage, size)
     told = {key: None if math.isinf(rate) else round(rate, 2) for key, rate in rates.items()}
     told.update({"threads": stage.threads, "codecs": _rounded(speeds.on_host)})
-    on_gpu = {"codecs": _rounded(speeds.on_gpu), "break_even_gbit": _pays(speeds.on_gpu, IN_PLACE), "on_host": speeds.not_on_gpu}
+    on_gpu = {"codecs": _rounded(speeds.on_gpu), "break_even_gbit": _pays(speeds.on_gpu, IN_PLACE), "why_host": speeds.why_host}
     hardware = device.type != "cpu" and not getattr(torch.get_device_module(device.type), "pretends", False)
     return {"device": str(stage.device), "torch": torch.__version__, "checks": [asdict(check) for check in checks], "rates": told,
             "break_even_gbit": _pays(speeds.on_host, rates), "on_gpu": on_gpu, "verified_on_hardware": hardware and all(check.ok for check in checks)}
@@ -370,8 +370,8 @@ def _print(report: dict) -> None:
     on_gpu = report["on_gpu"]
     if on_gpu["codecs"]:
         _print_speeds("on the GPU", on_gpu["codecs"], on_gpu["break_even_gbit"])
-    if on_gpu["on_host"]:
-        print(f"not on the GPU: {', '.join(on_gpu['on_host'])} ({next(iter(on_gpu['on_host'].values()))})")
+    if on_gpu["why_host"]:
+        print(f"not on the GPU: {', '.join(on_gpu['why_host'])} ({next(iter(on_gpu['why_host'].values()))})")
     print("The link rates are arithmetic from these figures, in which nothing overlaps; docs/guide/gpu.md has the model.")
 
 

@@ -83,12 +83,19 @@ def starves(attached, victim=1):
     return {"heard": heard}
 
 
+@contextlib.contextmanager
+def built_on_gpu():
+    """Tests of other files train there, with their codecs."""
+    build = training.build
+    training.build = lambda *args, attach_options, **more: build(*args, **{"device": "pretend", **more}, attach_options={**attach_options, "codecs": "device"})
+    yield
+    training.build = build
+
+
 def scaled():
     """test_staging's run with a GradScaler and an overflow."""
-    build = training.build
-    training.build = lambda *args, attach_options, **more: build(*args, attach_options={**attach_options, "codecs": "device"}, **more)
-    digest, scale, _, norm = test_staging._scaled("pretend")
-    training.build = build
+    with built_on_gpu():
+        digest, scale, _, norm = test_staging._scaled("pretend")
     return {"hash": digest, "scale": scale, "norm": norm}
 
 
@@ -99,11 +106,9 @@ def in_a_hurry(handle, seconds):
 
 def dies(sign, call, **options):
     """As test_failures, rank 1 sends itself this signal: what rank 0 hears, whose residuals hold its gradients."""
-    build = training.build
-    training.build = lambda *args, attach_options, **more: build(*args, device="pretend", attach_options={**attach_options, "codecs": "device"}, **more)
     test_failures.in_a_hurry = in_a_hurry
-    result = test_failures._dies(victim=1, call=call, signal=signal.Signals[sign], **options)
-    training.build = build
+    with built_on_gpu():
+        result = test_failures._dies(victim=1, call=call, signal=signal.Signals[sign], **options)
     result["gradients"] = {name: gradient.cpu() for name, gradient in result["gradients"].items()}
     test_failures.nothing_is_lost(result)
     return {"heard": result["raised"], "name": result["last"].name}

@@ -170,7 +170,7 @@ def test_rank_without_device_memory_is_reported(when):
 
 
 @pytest.mark.parametrize(("sign", "call", "options"), [
-    ("SIGKILL", 1, {"strategy": "two_shot", "buckets": 3}), ("SIGSTOP", 0, {"patience": 4})])
+    ("SIGKILL", 1, {"strategy": "two_shot", "buckets": 3}), ("SIGSTOP", 0, {"timeout": 4})])
 def test_rank_that_is_gone_loses_nothing_of_others(sign, call, options):
     (found,), = run(2, [("dies", {"sign": sign, "call": call, "spec": "3lc", **options})], gone=1)
     assert found["name"] == "engine_failed"

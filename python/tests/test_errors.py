@@ -184,7 +184,7 @@ def test_one_rank_without_ddp_is_named_on_all(pools):
                per_rank={1: {"unwrapped": True}})
 
 
-def _attach_but_one(absent, patience):
+def _attach_but_one(absent, timeout):
     """The error of attach if one rank never calls it."""
     import torch
     import torch.distributed as dist
@@ -195,7 +195,7 @@ def _attach_but_one(absent, patience):
 
     group = dist.new_group(timeout=training.PATIENT)
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
-    training.waits(group, patience)
+    training.waits(group, timeout)
     dist.barrier()
     if dist.get_rank() == absent:
         return None
@@ -208,7 +208,7 @@ def _attach_but_one(absent, patience):
 def test_rank_that_does_not_attach_is_named():
     ranks = Ranks(3)  # of its own: its store has timed out
     try:
-        first, absent, last = ranks.run(_attach_but_one, absent=1, patience=3)
+        first, absent, last = ranks.run(_attach_but_one, absent=1, timeout=3)
     finally:
         ranks.close()
     assert absent is None and first.message == last.message

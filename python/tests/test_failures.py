@@ -164,15 +164,15 @@ def test_closed_handle_reports_it_is_closed(pools, spec):
 
 # ---- a rank that is gone ----
 
-def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, patience=None, **options):
-    """Trains two steps; in the third, `victim` sends itself `signal` at its `call`-th collective (-1: before encoding). `patience`:
+def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, timeout=None, **options):
+    """Trains two steps; in the third, `victim` sends itself `signal` at its `call`-th collective (-1: before encoding). `timeout`:
     the group's time-out in the third."""
     import os
 
     import torch.distributed as dist
 
     rank, group = dist.get_rank(), dist.group.WORLD
-    if patience is not None:
+    if timeout is not None:
         group = dist.new_group(timeout=training.PATIENT)
     with training.engine_without(*without):
         ddp, handle, optimizer = training.build(group, spec, buckets=buckets, attach_options=options, coalesce=coalesce)
@@ -205,8 +205,8 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
         return start(steps, count)
 
     handle.hook.on_bucket, driver.submit, engine.start = recorded, fatal_submit, fatal_start
-    if patience is not None:
-        in_a_hurry(handle, patience)
+    if timeout is not None:
+        in_a_hurry(handle, timeout)
     before = handle.state_dict()["tensors"]
     try:
         training.step_once(ddp, optimizer, rank, 2)
@@ -220,9 +220,9 @@ def in_a_hurry(handle, seconds):
     """A handle of a group that is PATIENT has `seconds` for its collectives from now on."""
     from laconic.engines.group import group_timeout
 
-    engine, patience = handle.worker.engine, training.PATIENT
-    assert group_timeout(engine.group) == patience, "the sibling has the user's time-out"
-    assert engine._faults.timeout == patience.total_seconds()
+    engine, timeout = handle.worker.engine, training.PATIENT
+    assert group_timeout(engine.group) == timeout, "the sibling has the user's time-out"
+    assert engine._faults.timeout == timeout.total_seconds()
     for group in (engine.group, handle.hook.sums.group):
         training.waits(group, seconds)
     engine._faults.timeout = seconds
@@ -511,7 +511,7 @@ def test_hanging_rank_is_noticed_within_group_timeout():
 
     pool = Ranks(2)
     try:
-        pool.start(_dies, spec="topk:ratio=0.05", victim=1, call=0, signal=signal.SIGSTOP, patience=4)
+        pool.start(_dies, spec="topk:ratio=0.05", victim=1, call=0, signal=signal.SIGSTOP, timeout=4)
         kind, result = pool._receive(0, 120)
         assert kind == "ok" and result["last"].name == "engine_failed", result
         assert "rank 1 did not answer within 4 s" in result["last"].message
@@ -533,7 +533,7 @@ def _hangs_in_a_hurry(spec):
 
     rank = dist.get_rank()
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
-    patience = group_timeout(handle.worker.engine.group).total_seconds()
+    timeout = group_timeout(handle.worker.engine.group).total_seconds()
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)
     dist.barrier()
@@ -544,7 +544,7 @@ def _hangs_in_a_hurry(spec):
         training.step_once(ddp, optimizer, rank, 2)
         return "noticed nothing"
     except RuntimeError:
-        return patience, group_timeout(handle.worker.engine.group).total_seconds(), handle.last_error.message
+        return timeout, group_timeout(handle.worker.engine.group).total_seconds(), handle.last_error.message
 
 
 @pytest.mark.parametrize(("spec", "told"), [("topk:ratio=0.05", "rank 1 did not answer"), ("fp16+ef", "a collective did not complete")])
@@ -624,14 +624,14 @@ class FailingEngine:
         self.engine.settle(batch)
 
 
-def _engine_fails(spec, victims, at, late, patience=2, coalesce=False, **options):
+def _engine_fails(spec, victims, at, late, timeout=2, coalesce=False, **options):
     """Two steps, one whose engine fails on `victims` at batch `at`, one more on the broken handle."""
     import datetime
 
     import torch.distributed as dist
 
     rank = dist.get_rank()
-    group = dist.new_group(timeout=datetime.timedelta(seconds=patience))
+    group = dist.new_group(timeout=datetime.timedelta(seconds=timeout))
     ddp, handle, optimizer = training.build(group, spec, buckets=16, attach_options=options, coalesce=coalesce)
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)

@@ -87,7 +87,7 @@ def test_cpu_selftest_passes(tmp_path):
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert all(check["ok"] for check in checked(report).values()) and report["device"] == "cpu"
-    assert report["on_gpu"] == {"codecs": {}, "break_even_gbit": {}, "on_host": {}}
+    assert report["on_gpu"] == {"codecs": {}, "break_even_gbit": {}, "why_host": {}}
     assert report["rates"]["copy_to_host"] is None and set(report["rates"]["codecs"]) == set(laconic.codecs())
     assert all(set(pays) == {"2", "4", "8"} for pays in report["break_even_gbit"].values())
 
@@ -115,7 +115,7 @@ def test_codecs_with_kernels_are_held_to_cpu_on_gpu(tmp_path):
     found = report["on_gpu"]
     assert found["codecs"].keys() == found["break_even_gbit"].keys() == {"bf16", "3lc"}
     assert found["codecs"]["3lc"]["ratio"] == report["rates"]["codecs"]["3lc"]["ratio"]
-    assert found["on_host"] == {"none": "nothing is encoded", "powersgd": "codecs=device: strategy native_sum needs the host"}
+    assert found["why_host"] == {"none": "nothing is encoded", "powersgd": "codecs=device: strategy native_sum needs the host"}
 
 
 def test_device_that_changes_a_bit_exits_with_1(tmp_path):
@@ -180,7 +180,7 @@ def test_table_columns_do_not_run_together(capsys):
     """`none` decodes nothing, at a rate without bounds."""
     speed = {"ratio": 1.0, "encode": 12.18, "decode": 15420.24}
     selftest._print({"device": "cuda:0", "torch": "2.11.0", "checks": [], "break_even_gbit": {"none": {"2": 0.0, "4": 0.0, "8": 0.0}},
-                     "on_gpu": {"codecs": {}, "break_even_gbit": {}, "on_host": {}},
+                     "on_gpu": {"codecs": {}, "break_even_gbit": {}, "why_host": {}},
                      "rates": {"copy_to_host": 50.8, "copy_to_device": 51.0, "threads": 8, "codecs": {"none": speed}}})
     row, = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("none"))
     assert row == ["none", "12.18", "15420.24", "0.00", "0.00", "0.00"]

@@ -169,14 +169,14 @@ def test_one_rank_is_informed_that_nothing_is_exchanged(pools):
     assert said.rstrip().endswith("3lc: one rank has nothing to exchange: gradients stay as they are; gloo, 1 rank, cpu in place")
 
 
-def _late(late, named_after, patience, said):
+def _late(late, named_after, timeout, said):
     """Rank `late` attaches when another has said something, in file `said`, or never: what is said on each rank, and how it ended."""
     from laconic.core import environment
     from laconic.engines import group as groups
 
     group = dist.new_group(timeout=training.PATIENT)
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
-    training.waits(group, patience)
+    training.waits(group, timeout)
     heard, groups.NAMED_AFTER, say = io.StringIO(), named_after, environment.say
     ended = "attached"
 
@@ -204,7 +204,7 @@ def _late(late, named_after, patience, said):
 def test_late_ranks_are_named_in_a_line(comes, tmp_path):
     ranks = Ranks(3)
     try:
-        outcomes = ranks.run(_late, late=0, named_after=1.0, patience=100 if comes else 15, said=tmp_path / "said" if comes else None)
+        outcomes = ranks.run(_late, late=0, named_after=1.0, timeout=100 if comes else 15, said=tmp_path / "said" if comes else None)
     finally:
         ranks.close()
     awaited = "laconic: waiting for rank 0 to attach; the other ranks wait for at most "

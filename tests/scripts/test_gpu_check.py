@@ -73,15 +73,19 @@ def test_part_that_takes_too_long_leaves_no_process(monkeypatch):
 # ---- what needs torch ----
 
 def test_parts_in_python_say_what_they_lack(monkeypatch):
-    answers = iter(["False\n", "True\n"])
-    monkeypatch.setattr(gpu_check.subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout=next(answers)))
+    for answer in ("False\n", "True\n"):
+        gpu_check.torch_sees_gpu.cache_clear()
+        monkeypatch.setattr(gpu_check.subprocess, "run", lambda *_, answer=answer, **__: types.SimpleNamespace(stdout=answer))
+        assert gpu_check.torch_sees_gpu() == (answer == "True\n")
+    monkeypatch.setattr(gpu_check, "torch_sees_gpu", lambda: False)
     assert gpu_check.in_python(1, ["json"]) == (None, "no torch with CUDA here")
+    monkeypatch.setattr(gpu_check, "torch_sees_gpu", lambda: True)
     assert gpu_check.in_python(1, ["json"], ["json", "no_such_module"]) == (None, "no no_such_module here")
 
 
 @pytest.mark.parametrize("name", ["staging", "selftest", "training", "peers"])
 def test_parts_in_python_name_what_is_there(monkeypatch, name):
-    monkeypatch.setattr(gpu_check.subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout="True\n"))
+    monkeypatch.setattr(gpu_check, "torch_sees_gpu", lambda: True)
     monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda _: True)
     monkeypatch.setattr(gpu_check, "run", lambda command, limit, env: (command, env))
     command, environment = gpu_check.PARTS[name](1)
@@ -126,18 +130,14 @@ def test_training_compares_bits_and_replicas(monkeypatch, capsys):
     assert gpu_training.report([{"same": False}, {"same": True}], prints=False) == 1 and not capsys.readouterr().out
 
 
-@pytest.mark.skipif(not FAKE.exists(), reason=f"{FAKE.name} is not built")
-def test_peers_are_timed_beside_bench(tmp_path, monkeypatch, capsys):
+def test_peers_are_timed_beside_bench(over_fake, monkeypatch, capsys):
     torch = pytest.importorskip("torch")
     from bench.engines import gpu_peers
 
     def broken(function, **_):
         raise RuntimeError("no compiler\nhere")
 
-    (tmp_path / "libcuda.so.1").symlink_to(FAKE)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    if not has_kernels({**os.environ}):
-        pytest.skip("built without nvcc")
+    monkeypatch.setenv("LD_LIBRARY_PATH", over_fake["LD_LIBRARY_PATH"])
     words = ["--device", "cpu", "--elements", "8192", "--seconds", "0.01", "--build", str(BUILD)]
     for compiler, eager in ((lambda function, **_: function, None), (broken, "RuntimeError: no compiler")):
         monkeypatch.setattr(torch, "compile", compiler)
@@ -212,23 +212,33 @@ def test_sanitizer_that_is_missing_is_row_not_run(tmp_path, monkeypatch):
     assert gpu_check.sanitized("memcheck", 1) == (None, "compute-sanitizer is not installed")
 
 
-@pytest.mark.skipif(not (FAKE.exists() and (BUILD / "bin" / "test_on_card").exists()), reason="test_on_card is not built")
-def test_tests_and_bench_of_check_run_over_simulated_driver(tmp_path, monkeypatch):
-    library = tmp_path / "libcuda.so.1"
-    library.symlink_to(FAKE)
+@pytest.fixture
+def over_fake(tmp_path):
+    """The environment in which the machine's driver is the simulated one."""
+    if not FAKE.exists():
+        pytest.skip(f"{FAKE.name} is not built")
+    (tmp_path / "libcuda.so.1").symlink_to(FAKE)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     if not has_kernels(environment):
         pytest.skip("built without nvcc")
+    return environment
+
+
+@pytest.mark.skipif(not (BUILD / "bin" / "test_on_card").exists(), reason="weekly, or scripts/build release test_on_card")
+def test_tests_of_check_run_over_simulated_driver(over_fake):
     words = [BUILD / "bin" / "test_on_card", "--gtest_brief=1", gpu_check.SMALL]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    done = subprocess.run(words, capture_output=True, text=True, env=over_fake)
     assert done.returncode == 0 and re.search(r"PASSED  \] (2[1-9]|[3-9]\d) tests", done.stdout), done.stdout + done.stderr
-    wrong = subprocess.run(words, capture_output=True, text=True, env={**environment, "FAKE_CUDA_WRONG": "1"})
+    wrong = subprocess.run(words, capture_output=True, text=True, env={**over_fake, "FAKE_CUDA_WRONG": "1"})
     assert wrong.returncode == 1
+
+
+def test_bench_of_check_runs_over_simulated_driver(over_fake, monkeypatch):
     monkeypatch.setattr(gpu_check, "run", lambda command, _: command)
     command = gpu_check.PARTS["bench"](1)
     assert "25Mi" in command and command[command.index("--units") + 1] == "60"
     small = [*command[: command.index("--size")], "--size", "20000", "--spec", "int8"]
-    bench = subprocess.run(small, capture_output=True, text=True, env=environment)
+    bench = subprocess.run(small, capture_output=True, text=True, env=over_fake)
     rows = gpu_check.share_rows(bench.stdout)
     assert len(rows) == 3 and re.fullmatch(r"\| `int8[^`]*` \| 5,000 \| (yes|no) \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ × \|", rows[2])
 
