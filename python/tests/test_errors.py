@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import datetime
+import gc
 import pickle
+import time
 
 import pytest
 from ranks import Ranks
@@ -245,6 +248,90 @@ def _siblings(failing):
 def test_sibling_groups_are_reused_except_after_failure(pools):
     assert pools(3).run(_siblings, failing=None) == [[0, 0, 0, 0]] * 3
     assert pools(3).run(_siblings, failing=1) == [[0, 1, 1, 1]] * 3
+
+
+def _collected_while_another_attaches(collects):
+    """Rank `collects` loses the first wrapper after it has told the others of its sibling group."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import laconic
+    from laconic.engines.group import Meeting
+
+    group, meet, number = dist.new_group(timeout=datetime.timedelta(seconds=20)), Meeting.__init__, []
+
+    def collected(*arguments):
+        meet(*arguments)
+        number.extend(arguments[0].shared)
+        if dist.get_rank() == collects:
+            del wrappers[0]
+            gc.collect()
+
+    wrappers = [DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)]
+    thread = laconic.attach(wrappers[0], "3lc", quiet=True).worker.commands._lane.thread
+    wrappers.append(DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group))
+    Meeting.__init__ = collected
+    try:
+        handle = laconic.attach(wrappers[-1], "3lc", quiet=True)
+    finally:
+        Meeting.__init__ = meet
+    wrappers[-1](torch.ones(2, 80)).sum().backward()
+    exchanges = handle.stats()["exchanges"]
+    handle.close()
+    wrappers.clear()
+    gc.collect()
+    thread.join(20)
+    return len(number), exchanges, thread.is_alive()
+
+
+def test_wrapper_collected_during_attach_leaves_its_group_open(pools):
+    assert pools(3).run(_collected_while_another_attaches, collects=1, seconds=100) == [(1, 1, False)] * 3
+
+
+def _attached_late(late):
+    """Rank `late` comes to the probes after the group's timeout; then all of them attach again."""
+    import torch
+    import torch.distributed as dist
+    import training
+    from torch.nn.parallel import DistributedDataParallel
+
+    import laconic
+    from laconic.engines.c10d import Engine
+
+    group, seen, errors = dist.new_group(timeout=training.PATIENT), [], []
+    ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
+    laconic.attach(ddp, "3lc", quiet=True).close()
+    training.waits(group, 2)
+    probe = Engine.probe_sums
+
+    def slow(engine):
+        seen.append(engine.group)
+        if dist.get_rank() == late and not errors:
+            time.sleep(3)
+        return probe(engine)
+
+    Engine.probe_sums = slow
+    try:
+        for _ in range(2):
+            ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
+            try:
+                laconic.attach(ddp, "3lc", quiet=True).close()
+            except laconic.LaconicError as error:
+                errors.append((error.name, error.message))
+            training.waits(group, 60)
+    finally:
+        Engine.probe_sums = probe
+    with pytest.raises(laconic.LaconicError, match="did not complete"):
+        Engine(seen[0])
+    return errors, len(set(seen))
+
+
+def test_attach_after_a_failed_one_gets_a_group_of_its_own(pools):
+    first, *others = pools(3).run(_attached_late, late=1)
+    assert [first] * 2 == others
+    ((name, said),), groups = first
+    assert name == "engine_failed" and said == "a collective did not complete within 2 s" and groups == 2
 
 
 @pytest.mark.parametrize(("arguments", "name", "words"), [

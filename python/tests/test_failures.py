@@ -413,17 +413,17 @@ def _is_heard():
             return self.store.get(key)
 
         def set(self, key, value):
-            broken.append(faults._broken())
+            broken.append(faults.broken())
             self.store.set(key, value)
-            broken.append(faults._broken())
+            broken.append(faults.broken())
 
     if engine.rank == 0:
         faults._store = Looks(faults._store)
         said = faults.heard(RuntimeError("it broke"), 0.0).message
-        closed = faults._broken()
+        closed = faults.broken()
     dist.barrier(group=world)  # no other rank has closed a connection before
     if engine.rank != 0:
-        said, closed = faults.heard(RuntimeError("a connection was closed"), 0.0).message, faults._broken()
+        said, closed = faults.heard(RuntimeError("a connection was closed"), 0.0).message, faults.broken()
     dist.barrier(group=world)
     return said, closed, broken
 
@@ -503,7 +503,7 @@ def test_all_connections_close_even_if_one_breaks():
     faults = Faults.__new__(Faults)
     faults.world, faults.rank, faults.group = 4, 2, Group()
     faults._tear_down()
-    assert waited == [0, 1] and faults._broken() == [0, 1, 3]
+    assert waited == [0, 1] and faults.broken() == [0, 1, 3]
 
 
 def test_hanging_rank_is_noticed_within_group_timeout():

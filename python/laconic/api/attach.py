@@ -133,9 +133,9 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     meeting = None
     if group is not None:
         from ..engines.group import meet
-        from ..exchange.lane import shared_of
+        from ..exchange.lane import Held
 
-        meeting = meet(group, "attach", disabled, refusal, shared_of(group), [setting, environment.place(), os.uname().nodename])
+        meeting = meet(group, "attach", disabled, refusal, Held(group), [setting, environment.place(), os.uname().nodename])
     elif refusal is not None:
         raise refusal
     if disabled:

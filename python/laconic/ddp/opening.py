@@ -57,7 +57,9 @@ class Opened:
         self._everyone = nodes and Everyone(nodes, lane.engine, lane.inside)
         try:
             session, engine = lane.wait_for(functools.partial(self._open, lane.engine, check, options, servers, warmup, lane.inside))  # after the exchanges of other wrappers
-        except LaconicError:  # on every rank
+        except LaconicError as error:  # on every rank
+            if error.name == "engine_failed":
+                lane.spoil()
             lane.leave()
             raise
         session.trace = trace.from_environment(self.rank, session.window)

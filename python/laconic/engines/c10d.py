@@ -213,6 +213,10 @@ class Engine:
         batch = self._begin([work])
         try:
             self._complete(batch)
+        except RuntimeError as error:
+            if self._faults is not None and self._faults.broken():
+                self._failed(batch, error)
+            raise
         finally:
             self._under_way.discard(batch)
 
@@ -246,7 +250,10 @@ class Engine:
         room = torch.zeros(2 * self.world, dtype=torch.uint8, device="cpu")
         own = torch.ones(1, dtype=torch.uint8, device="cpu")
         batch = self._begin()
-        self._swap([own] * self.world, list(room.split(2)), 0, batch.works)
+        try:
+            self._swap([own] * self.world, list(room.split(2)), 0, batch.works)
+        except RuntimeError as error:
+            self._failed(batch, error)
         self.wait(batch)
         return int(room.sum()) == self.world - 1
 

@@ -75,7 +75,7 @@ class Faults:
             failed, lost = self._answer.pop()
             if lost:
                 self._store = None
-            if failed or (lost and self._broken()):
+            if failed or (lost and self.broken()):
                 return True
         if self._store is not None and (self._asking is None or not self._asking.is_alive()):
             with contextlib.suppress(RuntimeError):  # no memory for it now
@@ -142,17 +142,18 @@ class Faults:
     def _who(self, error, lost: bool) -> str:
         """`lost`: the store is, so its host may be the one, and others may end because of it."""
         host = self._names.index(0) if lost and 0 in self._names else None
-        gone, until = self._broken(), time.monotonic() + 0.5
+        gone, until = self.broken(), time.monotonic() + 0.5
         while (host not in gone if lost else not gone) and time.monotonic() < until:  # another group of this rank may notice before this one
             time.sleep(0.01)
-            gone = self._broken()
+            gone = self.broken()
         if host in gone:
             gone = [host]
         if not gone:
             return f"rank {self._names[self.rank]}: {type(error).__name__}: {error}"
         return f"rank {group.listed([self._names[peer] for peer in gone])} is gone"
 
-    def _broken(self) -> list[int]:
+    def broken(self) -> list[int]:
+        """Ranks whose connection is. Never blocks."""
         return [peer for peer in range(self.world) if peer != self.rank and self._begin(peer, _TAG) is None]
 
     def _begin(self, peer: int, tag: int):

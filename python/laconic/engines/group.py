@@ -66,16 +66,17 @@ class Meeting:
     others never enter.
 
     Attributes: `words` of all ranks in rank order; `addresses`, from which they reach the store, none without one; `number` of the meeting, the same on all ranks (None without a store); `free`:
-    numbers of the siblings that every rank has released without a failure; `shared`: those that wrappers of every rank use; `cards`: what each
-    rank brought, in rank order, this one's alone without a store.
+    numbers of the siblings that every rank has released without a failure; `shared`: those that wrappers of every rank use, of which `held` has
+    this rank's lanes; `cards`: what each rank brought, in rank order, this one's alone without a store.
     """
 
-    def __init__(self, group, word: str, shared: list[int] = (), card=None):
+    def __init__(self, group, word: str, held=None, card=None):
         """Blocks until every rank has said its word; LaconicError (timed_out) names those that did not in the group's time."""
         world, store = dist.get_world_size(group), _store(group)
         self.addresses: list[str] = []
         self.cards = [card]
-        self.words, self.number, self.free, self.shared = [word] * world, None, set(), set(shared) if world == 1 else set()
+        self.held = held
+        self.words, self.number, self.free, self.shared = [word] * world, None, set(), set(held or ()) if world == 1 else set()
         if world == 1:
             self.number, self.free = next(_alone), set(_free_siblings.get(group, ()))
         if store is None or world == 1:
@@ -84,7 +85,7 @@ class Meeting:
         # Counted in the store, so that a group that is destroyed and made again does not read its predecessor's words.
         self.number = store.add(f"laconic/meetings/{rank}", 1)
         keys = {r: f"laconic/{self.number}/{r}" for r in range(world)}
-        store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ())), "shared": list(shared),
+        store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ())), "shared": list(held or ()),
                                           "address": addresses.towards_store(store), "card": card}))
         timeout = group_timeout(group) or _TIMEOUT
         try:
@@ -130,11 +131,11 @@ class Claims:
             _let_others_read(self._store, f"{self._number}/read", len(self.of))
 
 
-def meet(group, what: str, disabled: bool, refusal: LaconicError | None, shared: list[int] = (), card=None) -> Meeting:
+def meet(group, what: str, disabled: bool, refusal: LaconicError | None, held=None, card=None) -> Meeting:
     """Every rank learns, before any collective, what every other one is about to do. LaconicError on every rank, the same where they differ, if a
     rank has a `refusal`, its reason why it cannot `what` ("attach"), or if LACONIC_DISABLE is set on some of them."""
     try:
-        meeting = Meeting(group, environment.DISABLED if disabled else "" if refusal is None else str(refusal), shared, card)
+        meeting = Meeting(group, environment.DISABLED if disabled else "" if refusal is None else str(refusal), held, card)
     except LaconicError as error:  # the store may have ended with a rank that refuses, too
         raise refusal or error from None
     if len(set(meeting.words)) > 1:

@@ -33,6 +33,13 @@ class Lane:
             if self.thread is None:
                 self.thread = threads.start(self._work, name="laconic", stop=self._stop)
 
+    def rejoin(self) -> bool:
+        """One more uses it, unless the last user has left."""
+        with self._lock:
+            used = self._users > 0
+            self._users += used
+            return used
+
     def leave(self) -> None:
         """The last user ends the thread, after all queued tasks. Does not wait."""
         with self._lock:
@@ -98,12 +105,14 @@ class SharedLane(Lane):
     @classmethod
     def of(cls, group, meeting: Meeting, backend: str | None, nodes=None, near: str | None = None) -> SharedLane:
         """Collective over the group if there is none yet. Its caller has joined it."""
-        shared = _shared.setdefault(group, {})
         kind = Sibling.kind_of(group, backend, nodes, near)
-        fit = [number for number in meeting.shared if number in shared and shared[number].sibling.kind == kind]
-        lane = shared[min(fit)] if fit else cls(Sibling(group, meeting, backend=backend, nodes=nodes, near=near))
-        if lane.sibling.number is not None:
-            shared[lane.sibling.number] = lane
+        fit = [number for number in meeting.shared if meeting.held[number].sibling.kind == kind]
+        if fit:  # also if it has failed meanwhile: the other ranks are about to use it, and learn of the failure
+            lane = meeting.held[min(fit)]
+        else:
+            lane = cls(Sibling(group, meeting, backend=backend, nodes=nodes, near=near))
+            if lane.sibling.number is not None:
+                _shared.setdefault(group, {})[lane.sibling.number] = lane
         lane.join()
         return lane
 
@@ -127,6 +136,13 @@ class SharedLane(Lane):
 _shared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def shared_of(group) -> list[int]:
-    """Numbers of the siblings that another wrapper could share."""
-    return sorted(_shared.get(group, ()))
+class Held(dict):
+    """The lanes that another wrapper of a group could share, by number. It uses them as long as it lives: a wrapper that is
+    collected after a rank has told the others of its lane must not end it before they open."""
+
+    def __init__(self, group):
+        super().__init__((number, lane) for number, lane in list(_shared.get(group, {}).items()) if lane.rejoin())
+
+    def __del__(self):
+        for lane in self.values():
+            lane.leave()

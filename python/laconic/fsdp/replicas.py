@@ -14,7 +14,7 @@ from ..core.environment import DISABLED
 from ..core.errors import LaconicError
 from ..engines.group import Claims, Meeting, Sibling, disabled_on, group_timeout, listed
 from ..exchange.driver import engine_failed
-from ..exchange.lane import shared_of
+from ..exchange.lane import Held
 
 _TEXT = 500  #: bytes of a message to the other shards
 _TWO_LINES = ('mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard")); fully_shard(model, mesh=mesh["shard"]), '
@@ -116,7 +116,7 @@ class Shards:
     def meet(self, backend: str) -> Meeting:
         """Makes the groups for host tensors of the engine `backend`, and returns the meeting of the replicas."""
         self._lines = [Sibling(group, Meeting(group, ""), backend=backend).group for group in self._axes]
-        return Meeting(self.replicas, "", shared_of(self.replicas))
+        return Meeting(self.replicas, "", Held(self.replicas))
 
     def reported(self, message: str) -> str:
         """The first message that a rank of this replica reports, through the store."""

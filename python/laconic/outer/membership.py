@@ -17,7 +17,7 @@ import torch
 from ..core import errors
 from ..core.errors import LaconicError
 from ..engines.group import group_timeout, meet
-from ..exchange.lane import shared_of
+from ..exchange.lane import Held
 from . import exchange
 
 #: entries of a session that are this rank's own, and go on under another one
@@ -51,7 +51,7 @@ def met(group, disabled: bool, refusal: LaconicError | None, what: str = "create
             raise refusal
         return None
     try:
-        return meet(group, what, disabled, refusal, shared_of(group))
+        return meet(group, what, disabled, refusal, Held(group))
     except LaconicError as error:
         timeout = group_timeout(group)
         if error.name != "timed_out" or timeout is None:
