@@ -14,8 +14,8 @@ reports. Policies, codecs, bytes and what is learned are the library's. A traini
 times have the machine's noise in them; in virtual time a fixed setting is trained once for all scenarios, and a decision can be repeated. What the
 clock leaves out is noise and what queues do: `lab` makes some of the same trainings in real time, and the page sets their seconds side by side.
 
-Where turns are long, the page also has what a law that knew the rate would reach, the largest of the five settings while the link is fast and the
-smallest while it is slow: how much there is to gain, whatever a law does.
+Where turns are long, the page also has what a law that knew the rate would reach, the largest of the five settings that is exchanged as the first one
+is while the link is fast, and the smallest while it is slow: how much there is to gain, whatever a law does.
 
 Seed 0 is a screen: other seeds are trained where by it a policy may be ahead, with no allowance for chance or with SLACK.
 """
@@ -142,12 +142,33 @@ def moved(about: Group, scenario: str) -> dict:
     return {control: run_of(about.first, control, scenario) for control in POLICIES}
 
 
+def strategies(about: Group) -> list[str]:
+    """How ranks exchange, by fixed setting; no rank runs."""
+    from bench.lib import models
+    from laconic.core import _lib
+    from laconic.exchange.csession import Options
+
+    kind = models.load(about.model)
+    parameters = [(name, tuple(p.shape)) for name, p in kind.build(kind.data(None)).named_parameters()]
+
+    def of(spec: str) -> str:
+        session = Options(spec=spec).read().session(parameters, rank=0, world=WORLD, threads=1, engine_sums=1 << _lib.F32, short_sends=True, record=None)
+        try:
+            return session.explain()["settings"][0]["strategy"]
+        finally:
+            session.close()
+
+    return [of(spec) for spec in about.specs]
+
+
 def known(about: Group, scenario: str, costs: list) -> dict:
-    """The schedule of a law that knew the rate."""
+    """The schedule of a law that knew the rate. Its largest setting is the largest that has the strategy of the first, as a policy's."""
     key, steps = about.moved.partition(":")[2], LENGTHS[about.model][0]
     sent = [run["sent"] for run in needed(f"learn-0-{about.name}-fixed")["runs"].values()]
-    less, more = (f"{value_of(spec, key):g}" for spec in (about.specs[0], about.specs[-1]))
-    ways = [more if fast else less for fast in foreseen(Costs.read(costs), SCENARIOS[scenario], sent[0], sent[-1], steps)]
+    found = strategies(about)
+    last = max(i for i, strategy in enumerate(found) if strategy == found[about.specs.index(about.first)])
+    less, more = (f"{value_of(spec, key):g}" for spec in (about.specs[0], about.specs[last]))
+    ways = [more if fast else less for fast in foreseen(Costs.read(costs), SCENARIOS[scenario], sent[0], sent[last], steps)]
     points = [f"{step}={way}" for step, way in enumerate(ways) if step == 0 or way != ways[step - 1]]
     return {KNOWN: run_of(about.first, "schedule:" + ",".join(points), scenario)}
 

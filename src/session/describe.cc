@@ -272,9 +272,9 @@ void put_port(JsonText& json, const Session& session) {
   const auto& steering = session.active().steering;
   uint64_t bytes = 0, ring = 0;
   for (uint32_t c = 0; c < model.classes(); ++c) {
-    const uint64_t dense = model.dense_bytes_of_class(c);
+    const uint64_t dense = collective::dense_bytes_of_class(model, c);
     const bool uncompressed = steering && steering->in_force(c).uncompressed;
-    bytes += uncompressed ? dense : model.bytes_of_class(c, behind);
+    bytes += uncompressed ? dense : collective::bytes_of_class(model, c, behind);
     ring += dense;
   }
   json.open('{').field("ranks", behind).field("bytes", bytes).field("ring_bytes", ring).close('}');

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include "base/concat.h"
@@ -72,9 +73,28 @@ uint64_t most_bytes(collective::Model& model, uint32_t of, const Field& field,
   if (!bounds) return 0;
   const double now = field.get(model.spec(of).params());
   model.move(of, field, control::most(*bounds));
-  const uint64_t bytes = model.bytes_of_class(of);
+  const uint64_t bytes = collective::bytes_of_class(model, of);
   model.move(of, field, now);
   return bytes;
+}
+
+/// The largest value, a ratio within 1 %, at which the planner would still gather a class's
+/// payloads, as it does at the start; with larger ones owners compute the means, and send less.
+double most_gathered(collective::Model& model, uint32_t of, const Field& field,
+                     const control::Range& range) {
+  const auto gathers = [&](double value) {
+    model.move(of, field, value);
+    return collective::would_gather(model, of);
+  };
+  double fits = range.start;
+  double above = range.max;
+  if (gathers(above)) fits = above;
+  while (range.whole ? above > fits + 1 : above > 1.01 * fits) {
+    const double middle = range.whole ? std::floor((fits + above) / 2) : std::sqrt(fits * above);
+    (gathers(middle) ? fits : above) = middle;
+  }
+  model.move(of, field, range.start);
+  return fits;
 }
 
 /// The decisions of the records that `run` names.
@@ -174,7 +194,9 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
       const bool gathers = model.choice(c).strategy == collective::StrategyKind::gather_all;
       made.range =
           control::range_of(*field, field->get(model.spec(c).params()), gathers ? world : 1);
-      made.range->dense_bytes = model.dense_bytes_of_class(c);
+      if (gathers && made.range->sends == Sends::more)
+        made.range->max = most_gathered(model, c, *field, *made.range);
+      made.range->dense_bytes = collective::dense_bytes_of_class(model, c);
       made.range->most_bytes = most_bytes(model, c, *field, made);
       classes[c].field = field;
     } else {
@@ -240,7 +262,8 @@ void Steering::move(collective::Model& model, uint32_t of, double value) const {
 uint64_t Steering::bytes_of(const collective::Model& model) const {
   uint64_t bytes = 0;
   for (uint32_t c = 0; c < classes_.size(); ++c) {
-    bytes += classes_[c].uncompressed ? model.dense_bytes_of_class(c) : model.bytes_of_class(c);
+    bytes += classes_[c].uncompressed ? collective::dense_bytes_of_class(model, c)
+                                      : collective::bytes_of_class(model, c);
   }
   return bytes;
 }

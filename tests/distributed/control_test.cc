@@ -121,6 +121,44 @@ TEST_P(Steered, ReplicasStayEqualAndNothingIsLost) {
   }
 }
 
+/// Policies keep the strategy of the first setting: where that gathers, they end where the planner
+/// would have owners compute the means. Bounds by the call of one rank among `world`.
+TEST(Bounds, GatheredSettingEndsWherePlannerLeavesIt) {
+  const std::vector<Parameter> whole{{"a.weight", 1200, 400}, {"bias", 9, 1}};
+  const auto options = [](uint32_t world, StrategyKind asked = StrategyKind::automatic) {
+    collective::Options made;
+    made.world = world;
+    made.strategy = asked;
+    return made;
+  };
+  const auto most = [&](const std::string& spec, const collective::Options& asked) {
+    const auto session = session::Session::create(spec, whole, asked, {}, "dc2");
+    EXPECT_TRUE(session) << session.error().message;
+    EXPECT_EQ((*session)->model().spec().canonical(), Spec::parse(spec)->canonical());
+    return (*session)->active().steering->run().rules[0].range->max;
+  };
+  const auto gathers = [&](const std::string& spec, uint32_t world) {
+    const auto made = collective::Model::create(*Spec::parse(spec), whole, options(world));
+    return made->choice().strategy == StrategyKind::gather_all;
+  };
+  for (const uint32_t world : {4U, 8U, 16U}) {
+    const double found = most("topk:ratio=0.005", options(world));
+    EXPECT_LT(found, 0.08) << world;
+    EXPECT_TRUE(gathers("topk:ratio=" + std::to_string(found), world)) << found;
+    EXPECT_FALSE(gathers("topk:ratio=" + std::to_string(1.02 * found), world)) << found;
+    const double keep = most("blocktopk:block=4096,keep=16", options(world));
+    if (world == 4) {
+      EXPECT_EQ(keep, 256);  // gathered to the end
+      continue;
+    }
+    EXPECT_TRUE(gathers("blocktopk:keep=" + std::to_string(static_cast<int>(keep)), world));
+    EXPECT_FALSE(gathers("blocktopk:keep=" + std::to_string(static_cast<int>(keep) + 1), world));
+  }
+  EXPECT_EQ(most("topk:ratio=0.01", options(2)), 0.25);   // two always gather
+  EXPECT_EQ(most("topk:ratio=0.01", options(64)), 0.25);  // by owners from the start
+  EXPECT_EQ(most("topk:ratio=0.01", options(8, StrategyKind::gather_all)), 0.125);
+}
+
 /// A schedule's step is the one in which the value holds, on every rank.
 TEST(Schedule, SettingAppliesFromItsStep) {
   test::Setup made{"topk:ratio=0.05", 2, model(), StrategyKind::gather_all, 16};

@@ -117,7 +117,7 @@ TEST(Down, PredictedBytesCoverBothDirections) {
     auto g = gradients(4, kWhole.elements, 1);
     for (const auto& done : group.exchange(kWhole, g, 0)) EXPECT_TRUE(done);
     const uint64_t enrolment = 3 * 640;
-    return std::pair{group.session(0).model().bytes_of_class(0),
+    return std::pair{collective::bytes_of_class(group.session(0).model(), 0),
                      group.session(0).stats().counters.wire_bytes - enrolment};
   };
   for (const auto& [spec, down] : {std::pair{"int8:block=64", "none"}, {"none", "int8:block=64"}}) {

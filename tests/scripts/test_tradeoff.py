@@ -274,7 +274,7 @@ def test_known_rate_makes_a_schedule_of_two_settings(here):
     write("gpt-adamw-qsgd-fixed")
     write("time-gpt-sgd")
     made = tradeoff.known(GPT, "turns20", tradeoff.costs_of(GPT))[tradeoff.KNOWN]
-    assert made["control"].startswith("schedule:0=0.1,") and made["control"].count("=0.001") >= 1 and made["spec"] == "topk"
+    assert made["control"].startswith("schedule:0=0.03,") and made["control"].count("=0.001") >= 1 and made["spec"] == "topk"
     qsgd = next(about for about in tradeoff.GROUPS if about.name == "gpt-adamw-qsgd")
     assert tradeoff.known(qsgd, "turns20", tradeoff.costs_of(qsgd))[tradeoff.KNOWN]["control"].startswith("schedule:0=127,")
 

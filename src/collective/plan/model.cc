@@ -177,6 +177,13 @@ std::optional<Error> no_sums_of_codes(const Spec& spec, const Options& options, 
                "use another backend or another codec"};
 }
 
+/// Of an all-reduce of float32.
+Volume dense_volume(const std::vector<Parameter>& parameters) {
+  Volume dense;
+  for (const Parameter& p : parameters) dense.raw += sizeof(float) * p.count();
+  return dense;
+}
+
 }  // namespace
 
 uint64_t travelling_bytes(const RoundPlan& round) noexcept {
@@ -292,9 +299,10 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
     return refuse(options.strategy, spec, "it cannot encode part of a parameter");
   }
   if (options.strategy != StrategyKind::automatic)
-    return Choice{options.strategy, options.owner_turns
-                                        ? "owners update parameters between push and pull"
-                                        : "requested in the call"};
+    return Choice{options.strategy,
+                  options.owner_turns ? "owners update parameters between push and pull"
+                                      : "requested in the call",
+                  true};
   if (native)
     return Choice{StrategyKind::native_sum,
                   "the engine sums its payload: one all-reduce per round"};
@@ -318,11 +326,11 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   }
   // A union of index sets loses nothing; re-encoding it does. So sparse codecs gather as long as
   // that stays far below the dense ring.
-  Volume dense;
-  for (const Parameter& p : parameters) dense.raw += 4 * p.count();
   if (contract.merge == Merge::set_union &&
       gather <=
-          predicted_bytes(StrategyKind::native_sum, options.world, dense, behind).expected / 8) {
+          predicted_bytes(StrategyKind::native_sum, options.world, dense_volume(parameters), behind)
+                  .expected /
+              8) {
     return Choice{StrategyKind::gather_all,
                   "gathering loses nothing more and sends far less than a dense ring" + figures};
   }
@@ -494,22 +502,6 @@ bool Model::has_units(uint32_t of) const {
   return false;
 }
 
-uint64_t Model::bytes_of_class(uint32_t of, uint32_t behind) const {
-  const StrategyKind strategy = choices_[of].strategy;
-  return predicted_bytes(strategy, options_.world,
-                         volume_of(spec(of), members_[of], options_, strategy, down_of(*this, of)),
-                         behind)
-             .expected /
-         options_.node_shards;
-}
-
-uint64_t Model::dense_bytes_of_class(uint32_t of) const {
-  Volume dense;
-  for (const Parameter& p : members_[of]) dense.raw += sizeof(float) * p.count();
-  return predicted_bytes(StrategyKind::native_sum, options_.world, dense).expected /
-         options_.node_shards;
-}
-
 const Spec& Model::spec_of_codes() const {
   for (uint32_t c = 0; c < classes(); ++c) {
     if (choices_[c].strategy == StrategyKind::server_sum && !members_[c].empty()) return spec(c);
@@ -623,6 +615,29 @@ void Model::shard() {
     assignments_.emplace_back().held = held;
     if (held.count != p.count()) parameters_[i] = {p.name, held.count, 1};
   }
+}
+
+uint64_t bytes_of_class(const Model& model, uint32_t of, uint32_t behind) {
+  const Options& options = model.options();
+  const StrategyKind strategy = model.choice(of).strategy;
+  const Volume volume =
+      volume_of(model.spec(of), model.members(of), options, strategy, down_of(model, of));
+  return predicted_bytes(strategy, options.world, volume, behind).expected / options.node_shards;
+}
+
+uint64_t dense_bytes_of_class(const Model& model, uint32_t of) {
+  const Options& options = model.options();
+  return predicted_bytes(StrategyKind::native_sum, options.world, dense_volume(model.members(of)))
+             .expected /
+         options.node_shards;
+}
+
+bool would_gather(const Model& model, uint32_t of) {
+  Options options = model.options();
+  if (!model.choice(of).requested) options.strategy = StrategyKind::automatic;
+  const auto choice =
+      choose_strategy(model.spec(of), model.members(of), options, down_of(model, of));
+  return choice && choice->strategy == StrategyKind::gather_all;
 }
 
 Range held_by(const Model& model, uint32_t shard, uint32_t parameter) noexcept {

@@ -107,6 +107,7 @@ struct Assignment {
 struct Choice {
   StrategyKind strategy = StrategyKind::native_sum;
   std::string reason;
+  bool requested = false;  ///< it was asked for
 };
 
 /// Bytes of something whose size may vary.
@@ -205,11 +206,8 @@ class Model {
   [[nodiscard]] uint64_t state_at_most(uint32_t of, const Unit& unit, uint32_t hop) const;
   /// Is any of its parameters compressed?
   [[nodiscard]] bool has_units(uint32_t of) const;
-  /// That a rank is expected to receive for the parameters of a class in a step, as its spec is
-  /// now; or that leave a port which `behind` ranks share.
-  [[nodiscard]] uint64_t bytes_of_class(uint32_t of, uint32_t behind = 1) const;
-  /// The same for an all-reduce of float32.
-  [[nodiscard]] uint64_t dense_bytes_of_class(uint32_t of) const;
+  /// A class's parameters, whole.
+  [[nodiscard]] const std::vector<Parameter>& members(uint32_t of) const { return members_[of]; }
   /// Before anything is bound: a policy may turn a class to float32.
   void open_dense(uint32_t of) noexcept { dense_ |= 1U << of; }
   [[nodiscard]] bool dense(uint32_t of) const noexcept { return (dense_ >> of & 1U) != 0; }
@@ -287,6 +285,14 @@ class Model {
   uint64_t model_hash_ = 0;
   uint32_t dense_ = 0;  // a bit for each class
 };
+
+/// Bytes that a rank is expected to receive for the parameters of a class in a step, as its spec is
+/// now; or that leave a port which `behind` ranks share.
+[[nodiscard]] uint64_t bytes_of_class(const Model& model, uint32_t of, uint32_t behind = 1);
+/// The same for an all-reduce of float32.
+[[nodiscard]] uint64_t dense_bytes_of_class(const Model& model, uint32_t of);
+/// Would the planner have a class's payloads gathered, with its spec as it is now?
+[[nodiscard]] bool would_gather(const Model& model, uint32_t of);
 
 /// The range of a parameter that a shard holds; for this rank's shard it is Assignment::held.
 [[nodiscard]] Range held_by(const Model& model, uint32_t shard, uint32_t parameter) noexcept;
