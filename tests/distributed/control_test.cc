@@ -124,7 +124,7 @@ TEST_P(Steered, ReplicasStayEqualAndNothingIsLost) {
 /// Policies keep the strategy of the first setting: where that gathers, they end where the planner
 /// would have owners compute the means. Bounds by the call of one rank among `world`.
 TEST(Bounds, GatheredSettingEndsWherePlannerLeavesIt) {
-  const std::vector<Parameter> whole{{"a.weight", 1200, 400}, {"bias", 9, 1}};
+  const std::vector<Parameter> whole{{"a.weight", 1200, 400}, {"other", 80, 80}, {"bias", 9, 1}};
   const auto options = [](uint32_t world, StrategyKind asked = StrategyKind::automatic) {
     collective::Options made;
     made.world = world;
@@ -134,11 +134,12 @@ TEST(Bounds, GatheredSettingEndsWherePlannerLeavesIt) {
   const auto most = [&](const std::string& spec, const collective::Options& asked) {
     const auto session = session::Session::create(spec, whole, asked, {}, "dc2");
     EXPECT_TRUE(session) << session.error().message;
-    EXPECT_EQ((*session)->model().spec().canonical(), Spec::parse(spec)->canonical());
     return (*session)->active().steering->run().rules[0].range->max;
   };
   const auto gathers = [&](const std::string& spec, uint32_t world) {
-    const auto made = collective::Model::create(*Spec::parse(spec), whole, options(world));
+    const auto parsed = Spec::parse(spec);
+    if (!parsed) return false;
+    const auto made = collective::Model::create(*parsed, whole, options(world));
     return made->choice().strategy == StrategyKind::gather_all;
   };
   for (const uint32_t world : {4U, 8U, 16U}) {
@@ -157,6 +158,14 @@ TEST(Bounds, GatheredSettingEndsWherePlannerLeavesIt) {
   EXPECT_EQ(most("topk:ratio=0.01", options(2)), 0.25);   // two always gather
   EXPECT_EQ(most("topk:ratio=0.01", options(64)), 0.25);  // by owners from the start
   EXPECT_EQ(most("topk:ratio=0.01", options(8, StrategyKind::gather_all)), 0.125);
+  Rule moves;
+  moves.match = "other";
+  moves.spec = "topk:ratio=0.01";
+  moves.control = "dc2";
+  const auto still =
+      session::Session::create("topk:ratio=0.005", whole, options(8), std::vector{moves}, "fixed");
+  ASSERT_TRUE(still) << still.error().message;
+  EXPECT_EQ((*still)->model().spec().canonical(), "topk:ratio=0.005");
 }
 
 /// A schedule's step is the one in which the value holds, on every rank.
