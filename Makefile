@@ -66,7 +66,7 @@ control:  ## laws in virtual time and in the network lab, into docs/results/cont
 	@scripts/build release laconic_c laconic_cli control_loop_bench
 	@.venv/bin/python -m bench.control.controls
 
-tradeoff:  ## dc2 beside five fixed settings where the rate moves by 100, into docs/results/tradeoff.md (three hours, in parts); PARTS= some
+tradeoff:  ## dc2 beside five fixed settings where the rate moves by 100, into docs/results/tradeoff.md (five hours, in parts); PARTS= some
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.control.tradeoff $(PARTS)

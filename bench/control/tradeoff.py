@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """DC2's claim, a better trade-off of time and quality than any fixed setting, where the rate moves by a factor of 100: docs/results/tradeoff.md.
 
-    make tradeoff                                          what is missing (three hours, in parts), then page, cells and pictures
+    make tradeoff                                          what is missing (five hours, in parts), then page, cells and pictures
     python -m bench.control.tradeoff time learn-0-gpt      these cells, or all whose names begin so; --list: all, with their minutes
     python -m bench.control.tradeoff --page                the page alone; --restore: first take cells from tradeoff.cells
 

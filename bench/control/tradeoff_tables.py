@@ -229,9 +229,12 @@ def bar_table(found: dict) -> dict | None:
                     behind = [name if name == "the front" else short_name(about, name) for name in judged[point.name]]
                     verdict = "not ahead of " + ", ".join(behind) if behind else "ahead"
                 means = [run["mean"] for run in runs if run["mean"] is not None]
+                as_good = Line(fixed).seconds(point.score)
                 rows.append([scenario, about.label, f"`{point.name}`", f"{statistics.fmean(means):.3g}" if means else None,
-                             100 * statistics.fmean(run["uncompressed"] for run in runs), statistics.fmean(run["changes"] for run in runs), verdict])
-    heads = ["network", "model, optimizer, what is moved", "policy", "mean value", ("steps uncompressed", "{:.0f} %"), ("changes", "{:.0f}"), "verdict"]
+                             100 * statistics.fmean(run["uncompressed"] for run in runs), statistics.fmean(run["changes"] for run in runs),
+                             as_good and point.seconds / as_good, verdict])
+    heads = ["network", "model, optimizer, what is moved", "policy", "mean value", ("steps uncompressed", "{:.0f} %"), ("changes", "{:.0f}"),
+             ("time / fixed, equal quality", "{:.2f}"), "verdict"]
     return tables.table(heads, rows) if rows else None
 
 
