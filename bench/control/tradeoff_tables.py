@@ -159,9 +159,10 @@ def all_points(about, scenario: str, found: dict) -> tuple[list[Point], list[Poi
 
 
 def margins_of(point: Point, fixed: list[Point], everything: list[Point]) -> dict[str, float] | None:
-    """None with one seed."""
-    found = {each.name: chance(everything, point, each) for each in fixed}
-    return None if None in found.values() else found
+    """None with fewer seeds than the bar asks for."""
+    if any(len(each.scores) < len(tradeoff.SEEDS) for each in everything):
+        return None
+    return {each.name: chance(everything, point, each) for each in fixed}
 
 
 def lags(about, scenario: str, found: dict, margin: float | None = None) -> dict[str, list[str]] | None:
@@ -224,7 +225,7 @@ def bar_table(found: dict) -> dict | None:
             for point in moved:
                 runs = runs_of(about, scenario, found, tradeoff.costs_of(about))[point.name].values()
                 if judged is None:
-                    verdict = "open: one seed" if screened else "behind by the screen"
+                    verdict = f"open: {min(len(each.scores) for each in fixed + moved)} of {len(tradeoff.SEEDS)} seeds" if screened else "behind by the screen"
                 else:
                     behind = [name if name == "the front" else short_name(about, name) for name in judged[point.name]]
                     verdict = "not ahead of " + ", ".join(behind) if behind else "ahead"

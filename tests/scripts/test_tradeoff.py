@@ -258,7 +258,7 @@ def test_other_seeds_are_trained_where_the_screen_is_open(here):
 def test_page_judges_by_all_seeds(here):
     write("gpt-sgd", bits=3.3, seconds=45.0)
     made = rule.tables_of(found())
-    assert [row[-1] for row in shown(made["bar"])] == ["open: one seed"] * 6
+    assert [row[-1] for row in shown(made["bar"])] == ["open: 1 of 3 seeds"] * 6
     write("gpt-sgd", bits=3.3, seconds=45.0)
     made = rule.tables_of(found())
     assert shown(made["bar"])[0] == ["turns3", "gpt, SGD, `topk:ratio`", "`dc2`", "0.02", "25 %", "7", "–", "ahead"]  # no fixed setting is as good
@@ -292,6 +292,8 @@ def test_page_names_what_a_policy_is_not_ahead_of(here):
     as_good = rule.points_of(GPT, "cloud", found())[0][-1]  # the fifth setting ends at 3.4, too
     assert [row[6] for row in rows if (row[0], row[2]) == ("cloud", "`dc2`")] == [f"{4000 / as_good.seconds:.2f}"]
     assert verdicts["cloud", "`dc2`"] == "not ahead of the front, 0.001, 0.003, 0.01, 0.03, 0.1" and verdicts["cloud", "`dc2:target=compute`"] == "ahead"
+    cell.path.unlink()
+    assert {row[-1] for row in shown(rule.tables_of(found())["bar"]) if row[0] == "cloud"} == {"open: 2 of 3 seeds"}
 
 
 def test_page_sets_clock_beside_lab(here):
