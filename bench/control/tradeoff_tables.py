@@ -244,10 +244,13 @@ def lab_table(found: dict) -> dict | None:
     for about, scenario in tradeoff.CHECKED:
         real = found.get(f"lab-{about.name}-{scenario}")
         virtual = {point.name: point.seconds for side in points_of(about, scenario, found) for point in side}
+        moves = found.get(f"learn-0-{about.name}-{scenario}") or {"runs": {}}
         for name, run in (real or {"runs": {}})["runs"].items():
             if name in virtual:
-                rows.append([scenario, about.label, f"`{name}`", run["seconds"], virtual[name], virtual[name] / run["seconds"]])
-    heads = ["network", "model, optimizer, setting", "exchange", ("in the lab, s", "{:.1f}"), ("by the clock, s", "{:.1f}"), ("clock / lab", "{:.2f}")]
+                means = [f"{each['runs'][name]['mean']:.3g}" for each in (real, moves)] if name in moves["runs"] else [None, None]
+                rows.append([scenario, about.label, f"`{name}`", run["seconds"], virtual[name], virtual[name] / run["seconds"], *means])
+    heads = ["network", "model, optimizer, setting", "exchange", ("in the lab, s", "{:.1f}"), ("by the clock, s", "{:.1f}"), ("clock / lab", "{:.2f}"),
+             "mean value, lab", "clock"]
     return tables.table(heads, rows) if rows else None
 
 
@@ -301,7 +304,7 @@ def picture(scenario: str, found: dict) -> str | None:
     if not plots:
         return None
     names = [(52, "dot s3", "fixed"), (112, "ring s5", tradeoff.POLICIES[0]), (162, "ring s7", tradeoff.POLICIES[1])]
-    names += [(302, "ring s9", tradeoff.KNOWN)] * (scenario == tradeoff.FORESEEN)
+    names += [(322, "ring s9", tradeoff.KNOWN)] * (scenario == tradeoff.FORESEEN)
     body = [f'<circle cx="{x}" cy="8" r="4" class="{style}"/>' + charts.text(x + 9, 12, name, "start") for x, style, name in names]
     body += [f'<g transform="translate({WIDTH * (i % COLUMNS)} {20 + HEIGHT * (i // COLUMNS)})">{"".join(each)}</g>' for i, each in enumerate(plots)]
     rows = math.ceil(len(plots) / COLUMNS)

@@ -27,7 +27,8 @@ def number(value: float) -> str:
 
 
 class Axis:
-    """From values to places; `low` may be the larger one. `log` axes have ticks at powers of ten, linear ones at round steps."""
+    """From values to places; `low` may be the larger one. `log` axes have ticks at powers of ten, or 1, 2 and 5 times those; linear ones, and
+    short ones, at round steps."""
 
     def __init__(self, low: float, high: float, begin: float, end: float, log: bool = False):
         self.log, self.low, self.high, self.begin, self.end = log, low, high, begin, end
@@ -45,7 +46,9 @@ class Axis:
             decades = [10.0**e for e in range(first, last + 1)]
             if len(decades) > 2:
                 return decades
-            return [m * d for d in [10.0 ** (first - 1), *decades] for m in (1, 2, 5) if self.low <= m * d <= self.high]
+            few = [m * d for d in [10.0 ** (first - 1), *decades] for m in (1, 2, 5) if self.low <= m * d <= self.high]
+            if len(few) > 1:
+                return few
         low, high = sorted((self.low, self.high))
         span = high - low
         step = 10.0 ** math.floor(math.log10(span / 4))

@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "python" / "tests")]
 pytest.importorskip("torch")
 
 from bench.control import tradeoff, tradeoff_tables as rule, virtual_network as net
-from bench.lib import tables
+from bench.lib import charts, tables
 from training_here import needs_library  # noqa: E402
 
 PLACE = {"CPU": "one", "date": "2026-01-02"}
@@ -296,11 +296,17 @@ def test_page_names_what_a_policy_is_not_ahead_of(here):
     assert {row[-1] for row in shown(rule.tables_of(found())["bar"]) if row[0] == "cloud"} == {"open: 2 of 3 seeds"}
 
 
+@pytest.mark.parametrize(("low", "high", "ticks"), [(46.0, 84.0, [50.0, 60.0, 70.0, 80.0]), (45.0, 105.0, [50.0, 100.0]), (0.9, 1100.0, [1.0, 10.0, 100.0, 1000.0])])
+def test_log_axis_has_two_ticks_or_more(low, high, ticks):
+    assert charts.Axis(low, high, 0.0, 100.0, log=True).ticks() == pytest.approx(ticks)
+
+
 def test_page_sets_clock_beside_lab(here):
     write()
     made = rule.tables_of(found())
     rows = shown(made["clock"])
-    assert rows[0][:2] == ["turns3", "lstm, SGD, `topk:ratio`"] and rows[1][2:] == ["`dc2`", "50.0", "60.0", "1.20"]
+    assert rows[0][:2] == ["turns3", "lstm, SGD, `topk:ratio`"] and rows[1][2:] == ["`dc2`", "50.0", "60.0", "1.20", "0.02", "0.02"]
+    assert rows[0][-2:] == ["–", "–"]  # a fixed setting
     assert shown(made["costs"])[1][2:] == ["197", "100", "111", "215", "215"]
 
 

@@ -153,7 +153,7 @@ class Faults:
         return f"rank {group.listed([self._names[peer] for peer in gone])} is gone"
 
     def broken(self) -> list[int]:
-        """Ranks whose connection is. Never blocks."""
+        """Peers to which the connection is broken. Never blocks."""
         return [peer for peer in range(self.world) if peer != self.rank and self._begin(peer, _TAG) is None]
 
     def _begin(self, peer: int, tag: int):

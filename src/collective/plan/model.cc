@@ -177,7 +177,7 @@ std::optional<Error> no_sums_of_codes(const Spec& spec, const Options& options, 
                "use another backend or another codec"};
 }
 
-/// Of an all-reduce of float32.
+/// Volume of an all-reduce of float32.
 Volume dense_volume(const std::vector<Parameter>& parameters) {
   Volume dense;
   for (const Parameter& p : parameters) dense.raw += sizeof(float) * p.count();
@@ -299,10 +299,9 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
     return refuse(options.strategy, spec, "it cannot encode part of a parameter");
   }
   if (options.strategy != StrategyKind::automatic)
-    return Choice{options.strategy,
-                  options.owner_turns ? "owners update parameters between push and pull"
-                                      : "requested in the call",
-                  true};
+    return Choice{options.strategy, options.owner_turns
+                                        ? "owners update parameters between push and pull"
+                                        : "requested in the call"};
   if (native)
     return Choice{StrategyKind::native_sum,
                   "the engine sums its payload: one all-reduce per round"};
@@ -414,6 +413,7 @@ Result<void> Model::choose() {
     if (!choice) return std::move(choice).error();
     members_.push_back(std::move(members));
     choices_.push_back(*std::move(choice));
+    choices_[c].requested = settings_[c].strategy != StrategyKind::automatic;
     if (choices_[c].strategy != StrategyKind::server_sum || members_[c].empty()) continue;
     if (by_server && spec(*by_server).canonical() != spec(c).canonical()) {
       return Error{Errc::unsupported,

@@ -107,7 +107,7 @@ struct Assignment {
 struct Choice {
   StrategyKind strategy = StrategyKind::native_sum;
   std::string reason;
-  bool requested = false;  ///< it was asked for
+  bool requested = false;  ///< by the call or its rule; in a Model's choices
 };
 
 /// Bytes of something whose size may vary.
