@@ -4,6 +4,7 @@ of steps, and `follow`, trainings in real time while the lab's rate changes."""
 
 from __future__ import annotations
 
+import copy
 import datetime
 import gc
 import json
@@ -24,7 +25,7 @@ from bench.learning.comparison_rank import Compared, from_rank_0
 from bench.learning.learning import environment, held_out
 from bench.lib import models
 from bench.lib.network import Network
-from bench.lib.results import REFERENCE, final_of
+from bench.lib.results import LAST_EVALUATIONS, REFERENCE, final_of
 
 RISE = 20  # steps in which AdamW's rate rises, before the cosine
 NETWORKS = ("1gbit", "10mbit")  # that steps are measured on
@@ -71,6 +72,11 @@ class Steered(Compared):
     def session(self):
         """The session that takes reports."""
         return self.handle.worker.session if self.mode == "attach" else self.handle._rounds.parts[0].exchange.opened.worker.session  # noqa: SLF001
+
+    def quality_of(self, state: dict) -> float:
+        """Of parameters and buffers as they were."""
+        self.module.load_state_dict(state)
+        return self.quality()
 
     def setting(self) -> str:
         """In the step that has ended: its spec, or "uncompressed"."""
@@ -198,20 +204,24 @@ def measure(plan: dict, network: Network) -> dict:
 
 
 def follow(plan: dict, network: Network) -> dict:
-    """Trains the plan's runs in real time."""
+    """Trains the plan's runs in real time. What the last evaluations judge is kept, and judged after the last step: evaluating would take time of a turn."""
     data = models.load(plan["model"]).data(None)
+    judged = range(plan["every"], plan["steps"] + 1, plan["every"])[-LAST_EVALUATIONS:] if dist.get_rank() == 0 else ()
     found = {}
     for name, run in plan["runs"].items():
         scenario = SCENARIOS[run["scenario"]]
         trainer = Steered(plan, run["spec"], run["control"], data, plan["seed"], plan["steps"])
         network.shape(scenario.rates[0])
         dist.barrier()
-        seconds, settings = 0.0, []
+        seconds, settings, kept = 0.0, [], []
         with Turns(list(scenario.rates) if dist.get_rank() == 0 and not network.emulated else [], scenario.every):
             for _ in range(plan["steps"]):
                 seconds += sum(trainer.train_step())
                 settings.append(trainer.setting())
-        found[name] = {"seconds": seconds, **followed(plan, settings, trainer)}
+                if trainer.step in judged:
+                    kept.append((trainer.step, copy.deepcopy(trainer.module.state_dict())))
+        found[name] = {"seconds": seconds, "final": final_of([(step, trainer.quality_of(state)) for step, state in kept]) if kept else None,
+                       **followed(plan, settings, trainer)}
         trainer.close()
         gc.collect()
         dist.barrier()

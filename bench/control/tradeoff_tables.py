@@ -239,18 +239,29 @@ def bar_table(found: dict) -> dict | None:
     return tables.table(heads, rows) if rows else None
 
 
+def lab_points(about, runs: dict) -> list[Point]:
+    """Of one training each."""
+    sign = 1 if quality_of(about.model).higher_is_better else -1
+    return [Point(name, run["seconds"], (sign * run["final"],)) for name, run in runs.items()]
+
+
 def lab_table(found: dict) -> dict | None:
+    """Beside the clock's seconds, and its values of seed 0, which the lab has."""
     rows = []
     for about, scenario in tradeoff.CHECKED:
-        real = found.get(f"lab-{about.name}-{scenario}")
+        real = (found.get(f"lab-{about.name}-{scenario}") or {"runs": {}})["runs"]
         virtual = {point.name: point.seconds for side in points_of(about, scenario, found) for point in side}
-        moves = found.get(f"learn-0-{about.name}-{scenario}") or {"runs": {}}
-        for name, run in (real or {"runs": {}})["runs"].items():
-            if name in virtual:
-                means = [f"{each['runs'][name]['mean']:.3g}" for each in (real, moves)] if name in moves["runs"] else [None, None]
-                rows.append([scenario, about.label, f"`{name}`", run["seconds"], virtual[name], virtual[name] / run["seconds"], *means])
-    heads = ["network", "model, optimizer, setting", "exchange", ("in the lab, s", "{:.1f}"), ("by the clock, s", "{:.1f}"), ("clock / lab", "{:.2f}"),
-             "mean value, lab", "clock"]
+        moves = (found.get(f"learn-0-{about.name}-{scenario}") or {"runs": {}})["runs"]
+        points = [point for point in lab_points(about, real) if point.name in virtual]
+        line = Line([point for point in points if point.name not in tradeoff.POLICIES])
+        for point in sorted(points, key=lambda point: point.name in tradeoff.POLICIES):
+            moved = point.name in moves
+            as_good = line.seconds(point.score) if moved else None
+            means = [f"{runs[point.name]['mean']:.3g}" if moved else None for runs in (real, moves)]
+            rows.append([scenario, about.label, f"`{point.name}`", text_of(about, point), virtual[point.name], virtual[point.name] / point.seconds, *means,
+                         as_good and point.seconds / as_good])
+    heads = ["network", "model, optimizer, setting", "exchange", "in the lab", ("by the clock, s", "{:.1f}"), ("clock / lab", "{:.2f}"),
+             "mean value, lab", "clock", ("time / fixed, equal quality, lab", "{:.2f}")]
     return tables.table(heads, rows) if rows else None
 
 

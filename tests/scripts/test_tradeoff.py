@@ -176,7 +176,8 @@ def gave(cell, bits=3.5, seconds=60.0):
     if kind == "time":
         return {**found, "steps": steps_of(about)}
     if kind == "lab":
-        return {**found, "runs": {name: {"seconds": 50.0, "mean": 0.02, "uncompressed": 0.0, "changes": 3} for name in (about.specs[2], *tradeoff.POLICIES)}}
+        ends = dict(zip(about.specs, BITS)) | dict.fromkeys(tradeoff.POLICIES, bits)
+        return {**found, "runs": {name: {"seconds": 50.0 - 10 * end, "final": end, "mean": 0.01, "uncompressed": 0.0, "changes": 3} for name, end in ends.items()}}
     shift = 0.01 * int(words[0])
     if words[-1] == "fixed":
         return {**found, "runs": {spec: {"final": end + shift, "sent": net.BURST * 3**i, "steps": 400} for i, (spec, end) in enumerate(zip(about.specs, BITS))}}
@@ -305,8 +306,23 @@ def test_page_sets_clock_beside_lab(here):
     write()
     made = rule.tables_of(found())
     rows = shown(made["clock"])
-    assert rows[0][:2] == ["turns3", "lstm, SGD, `topk:ratio`"] and rows[1][2:] == ["`dc2`", "50.0", "60.0", "1.20", "0.02", "0.02"]
-    assert rows[0][-2:] == ["–", "–"]  # a fixed setting
+    assert len(rows) == 21 and rows[7][:4] == ["turns3", "lstm, SGD, `topk:ratio`", "`topk:ratio=0.001`", "10 s, 4.000"] and rows[7][6:] == ["–"] * 3
+    assert rows[12][2:] == ["`dc2`", "15 s, 3.500", "60.0", "4.00", "0.01", "0.02", "1.00"]  # the fourth setting is as soon and as good
+
+
+def test_lab_shows_no_policy_without_its_training_by_the_clock(here):
+    write("tune")
+    write("time")
+    write("fixed")
+    write("lab")
+    write("learn-0-lstm-sgd-topk-turns3")
+    rows = shown(rule.tables_of(found())["clock"])
+    assert {row[0] for row in rows} == {"turns3"}
+
+
+def test_costs_are_those_that_were_measured(here):
+    write()
+    made = rule.tables_of(found())
     assert shown(made["costs"])[1][2:] == ["197", "100", "111", "215", "215"]
 
 
@@ -360,14 +376,17 @@ def in_emulated_lab(folder):
     import torch.distributed as dist
 
     from bench.control import tradeoff_rank
+    from bench.lib import models
     from bench.lib.network import Network
 
     os.environ["LACONIC_LAB"] = "emulated"
     found = {}
     for mode in ("attach", "outer"):
         found[mode] = tradeoff_rank.measure(plan(mode, steps=50, specs=["topk:ratio=0.01", "topk:ratio=0.05"], seconds=0.0), Network(dist.get_rank()))
-    runs = {"dc2": {"spec": "topk:ratio=0.05", "control": "dc2", "scenario": "turns3"}}
-    found["follow"] = tradeoff_rank.follow(plan("attach", steps=6, runs=runs), Network(dist.get_rank()))
+    runs = {control: {"spec": "topk:ratio=0.05", "control": control, "scenario": "turns3"} for control in ("dc2", "fixed")}
+    brief = plan("attach", steps=12, runs=runs, costs=[]) | {"every": 2}  # one evaluation more than is judged
+    found["follow"] = tradeoff_rank.follow(brief, Network(dist.get_rank()))
+    found["clock"] = tradeoff_rank.trained(brief, {"spec": "topk:ratio=0.05", "control": None, "scenario": None}, models.load("mlp").data(None))
     if dist.get_rank() == 0:
         (folder / "lab.json").write_text(json.dumps(found))
 
@@ -416,3 +435,4 @@ def test_lab_gives_costs_of_every_setting(trained):
         assert small["sent"] < large["sent"] < whole["sent"] and all(0 < each["network"] < each["step"] for each in (small, large, whole))
     follow = made["follow"]["runs"]["dc2"]
     assert follow["seconds"] > 0 and follow["mean"] == pytest.approx(0.05) and follow["changes"] == 0
+    assert made["follow"]["runs"]["fixed"]["final"] == made["clock"]["final"]  # evaluated afterwards as in between
