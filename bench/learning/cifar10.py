@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """3LC beside what its paper compares it with, on its paper's task, CIFAR-10 with a residual net: docs/results/cifar10.md.
 
-    make cifar10 DATA=FILE                                            what is missing (three hours, in parts), then the page and its cells
+    make cifar10 DATA=FILE                                            what is missing (six hours, in parts), then the page and its cells
     python -m bench.learning.cifar10 --data FILE learn-0 time         these cells, or all whose names begin so; --list: all, with their minutes
     python -m bench.learning.cifar10 --page                           the page alone; --restore: first take cells from cifar10.cells
 
@@ -35,9 +35,12 @@ MODEL, WORLD, SEEDS, NETWORKS = "cifar10", 4, (0, 1, 2), ("10mbit", "100mbit")
 BARRED = ("3lc", "3lc:s=1.5", "3lc:s=1.75", "sharded:3lc", "sharded:3lc:s=1.5", "sharded:3lc:s=1.75")
 SPARSE = {"topk:ratio=0.05": 0.05, "topk:ratio=0.25": 0.25}
 WAYS = (REFERENCE, *BARRED, "int8", "terngrad:pack=quartic", "onebit", *SPARSE, "outer2:none")
+#: kind of a cell → steps, those between evaluations, and the exchanges
+LENGTHS = {"learn": (1000, 100, WAYS), "long": (4000, 400, (REFERENCE, "3lc", "sharded:3lc", "sharded:3lc:s=1.5"))}
 FEWER, POINTS, SOONER = 39, -0.5, 16  # bars
 SECONDS = 5.0  # of measured steps, on each network
-MINUTES = {"learn": 5, "time": 2}  # of a cell, on two idle cores
+HEADERS = 1.07  # bytes of a port for one that an exchange counts, by the kernel's count of float32's
+MINUTES = {"learn": 5, "long": 18, "time": 2}  # of a cell, on two idle cores
 
 
 # ---- cells ------------------------------------------------------------------------------------------------------------
@@ -53,9 +56,8 @@ def learn(rank: int, way: str, seed: int, data: str, steps: int, every: int, out
         out.write_text(json.dumps({**found, "final": found["curve"][-1][1], "environment": here()}))
 
 
-def learning(way: str, seed: int, data: str | None) -> dict:
-    about = models.about(MODEL)
-    return noted(group.answered(learn, WORLD, way, seed, needed(data), about.steps, about.every), data)
+def learning(kind: str, way: str, seed: int, data: str | None) -> dict:
+    return noted(group.answered(learn, WORLD, way, seed, needed(data), *LENGTHS[kind][:2]), data)
 
 
 def timed(way: str, data: str | None, emulate: bool = False) -> dict:
@@ -77,30 +79,37 @@ def needed(data: str | None) -> str:
 
 
 def name(kind: str, way: str, seed: int = 0) -> str:
-    return f"{kind}-{seed}-" * (kind == "learn") + f"{kind}-" * (kind == "time") + way.replace(":", "_")
+    return f"{kind}-" + f"{seed}-" * (kind in LENGTHS) + way.replace(":", "_")
 
 
 def cells_of(data: str | None) -> list[cells.Cell]:
-    """All exchanges with one seed first."""
-    made = [cells.Cell(name("learn", way, 0), functools.partial(learning, way, 0, data), RESULTS, MINUTES["learn"]) for way in WAYS]
+    """All with one seed first."""
+    def learned(kind: str, way: str, seed: int) -> cells.Cell:
+        return cells.Cell(name(kind, way, seed), functools.partial(learning, kind, way, seed, data), RESULTS, MINUTES[kind])
+
+    made = [learned("learn", way, 0) for way in WAYS]
     made += [cells.Cell(name("time", way), functools.partial(timed, way, data), RESULTS, MINUTES["time"]) for way in WAYS]
-    return made + [cells.Cell(name("learn", way, seed), functools.partial(learning, way, seed, data), RESULTS, MINUTES["learn"])
-                   for seed in SEEDS[1:] for way in (REFERENCE, *BARRED)]
+    made += [learned("long", way, 0) for way in LENGTHS["long"][2]]
+    return made + [learned(kind, way, seed) for seed in SEEDS[1:] for kind, (_, _, ways) in LENGTHS.items() for way in ways if way in (REFERENCE, *BARRED)]
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------
 
 
 class Row:
-    """One exchange. found: the result of each cell, None where it is missing."""
+    """One exchange. found: the result of each cell, None where it is missing. kind: of LENGTHS."""
 
-    def __init__(self, way: str, found: dict):
+    def __init__(self, way: str, found: dict, kind: str = "learn"):
         self.way = way
-        runs = {seed: found.get(name("learn", way, seed)) for seed in SEEDS}
+        runs = {seed: found.get(name(kind, way, seed)) for seed in SEEDS}
         self.finals = {seed: run["final"] for seed, run in runs.items() if run}
         self.bytes = next((run["bytes"] for run in runs.values() if run), None)
         times = found.get(name("time", way))
-        self.steps = {network: times["networks"][network]["step"] for network in NETWORKS} if times else {}
+        self.steps = {network: self._step(network, times["networks"][network]) for network in NETWORKS} if times else {}
+
+    def _step(self, network: str, timed: dict) -> float:
+        """Seconds. Steps are timed at the beginning of a training: of further bytes that a mean step has, the time is added."""
+        return timed["step"] + 8 * max((self.bytes or 0) * HEADERS - (timed["bytes"] or math.inf), 0) / bits_per_second(network)
 
     def points(self, plain: Row) -> list[float]:
         """Of accuracy, above float32, by seed."""
@@ -149,37 +158,46 @@ def line(label: str, row: Row, plain: Row) -> list:
             *(row.steps and 1e3 * row.steps[network] or None for network in NETWORKS), *(row.sooner(plain, network) for network in NETWORKS)]
 
 
-def bar(label: str, row: Row, plain: Row) -> list | None:
+def bar(label: str, row: Row, plain: Row, steps: int) -> list | None:
     """None while a figure is missing."""
     fewer, points, sooner = row.fewer(plain), row.points(plain), row.sooner(plain, NETWORKS[0])
     if fewer is None or sooner is None or len(points) < len(SEEDS):
         return None
     mean, error = statistics.fmean(points), statistics.stdev(points) / math.sqrt(len(points))
     missed = [what for what, met in (("bytes", fewer >= FEWER), ("accuracy", mean >= POINTS), ("time", sooner >= SOONER)) if not met]
-    return [label, fewer, [mean, error], sooner, ", ".join(missed) or "none"]
+    return [label, steps, fewer, [mean, error], sooner, ", ".join(missed) or "none"]
+
+
+def exchanges(found: dict, kind: str) -> dict | None:
+    rows = {way: Row(way, found, kind) for way in LENGTHS[kind][2]}
+    plain = rows[REFERENCE]
+    lines = []
+    for way, row in rows.items():
+        if row.finals or row.steps and kind == "learn":
+            lines.append(line(code(way), row, plain))
+            if way in SPARSE and row.bytes:
+                lines.append(line(f"{code(way)} as a bitmap, computed", with_bitmap(row, SPARSE[way]), plain))
+    head = ["exchange", "accuracy, %", "points above float32", ("kB a step", "{:s3}"), ("× fewer", "{:d1}")]
+    head += [(f"step at {rate_text(network)}, ms", "{:s3}") for network in NETWORKS] + [(f"× sooner at {rate_text(network)}", "{:d1}") for network in NETWORKS]
+    return tables.table(head, lines) if lines else None
+
+
+def bars(found: dict) -> dict | None:
+    """Of both lengths."""
+    lines = []
+    for kind, (steps, _, ways) in LENGTHS.items():
+        plain = Row(REFERENCE, found, kind)
+        lines += [each for way in BARRED if way in ways and (each := bar(code(way), Row(way, found, kind), plain, steps))]
+    head = ["exchange", ("steps", "{:,}"), (f"× fewer, at least {FEWER}", "{:d1}"), (f"points, at least {POINTS}", "{:+.2f} ± {:.2f}"),
+            (f"× sooner at {rate_text(NETWORKS[0])}, at least {SOONER}", "{:d1}"), "missed"]
+    return tables.table(head, lines) if lines else None
 
 
 def tables_of(found: dict) -> dict:
     """Rows of what there is."""
-    made = {}
-    rows = {way: Row(way, found) for way in WAYS}
-    plain = rows[REFERENCE]
-    lines = []
-    for way, row in rows.items():
-        if row.finals or row.steps:
-            lines.append(line(code(way), row, plain))
-            if way in SPARSE and row.bytes:
-                lines.append(line(f"{code(way)} as a bitmap, computed", with_bitmap(row, SPARSE[way]), plain))
-    if lines:
-        head = ["exchange", "accuracy, %", "points above float32", ("kB a step", "{:s3}"), ("× fewer", "{:d1}")]
-        head += [(f"step at {rate_text(network)}, ms", "{:s3}") for network in NETWORKS] + [(f"× sooner at {rate_text(network)}", "{:d1}") for network in NETWORKS]
-        made["exchanges"] = tables.table(head, lines)
-    if bars := [each for way in BARRED if (each := bar(code(way), rows[way], plain))]:
-        made["bars"] = tables.table(["exchange", (f"× fewer, at least {FEWER}", "{:d1}"), (f"points, at least {POINTS}", "{:+.2f} ± {:.2f}"),
-                                     (f"× sooner at {rate_text(NETWORKS[0])}, at least {SOONER}", "{:d1}"), "missed"], bars)
-    if runs := [run for run in found.values() if run]:
-        made["environment"] = environment(runs)
-    return made
+    made = {"exchanges": exchanges(found, "learn"), "longer": exchanges(found, "long"), "bars": bars(found)}
+    runs = [run for run in found.values() if run]
+    return {key: table for key, table in made.items() if table} | ({"environment": environment(runs)} if runs else {})
 
 
 def publish(folder: Path, found: dict) -> None:
