@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,19 +71,21 @@ def run_lab(command: str, hosts: int, worker: list[str], timeout: float, emulate
     words += ["--emulate"] if emulate else []
     words += ["--switch", switch] if switch else []
     # Its own session: Ctrl-C comes here, and we pass it on once.
-    process = subprocess.Popen([*words, "--", *worker], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=environment(ROOT), start_new_session=True)
-    errors: list[str] = []
-    try:
-        for line in process.stderr:
-            _follow(line.rstrip("\n"), progress, errors)
-        answer = json.loads(process.stdout.read() or "{}")
-        process.wait()
-    except BaseException:
-        _stop(process)
-        raise
-    finally:
-        progress.clear()
+    # A file: with a line for each change of the rate the result is longer than a pipe, which nothing reads before the end of stderr.
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as result:
+        process = subprocess.Popen([*words, "--", *worker], stdout=result, stderr=subprocess.PIPE, text=True, env=environment(ROOT), start_new_session=True)
+        errors: list[str] = []
+        try:
+            for line in process.stderr:
+                _follow(line.rstrip("\n"), progress, errors)
+            process.wait()
+        except BaseException:
+            _stop(process)
+            raise
+        finally:
+            progress.clear()
+        result.seek(0)
+        answer = json.loads(result.read() or "{}")
     if process.returncode != 0:
         said = answer.get("error", {}).get("message", f"the lab ended with {process.returncode}")
         raise DemoError(errors[0] if errors else said)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-from bench.lib import charts, columns, models, network, overview, results
+from bench.lib import charts, columns, lab, models, network, overview, results
 from examples.demo import pages, run
 from test_demo import workers  # noqa: E402
 
@@ -249,3 +249,10 @@ def test_every_heat_level_has_light_and_dark_colour():
     colours, classes = ((ROOT / "bench/lib" / name).read_text() for name in ("page.css", "chart.css"))
     for level in range(charts.HEAT_LEVELS):
         assert colours.count(f"--h{level}:") == 2 and f".h{level} {{" in classes
+
+
+def test_result_longer_than_a_pipe_does_not_stop_the_lab(tmp_path):
+    command = tmp_path / "laconic"
+    command.write_text(f"#!{sys.executable}\n" + 'import json, signal, sys\nsignal.alarm(20)\nprint("begins", file=sys.stderr)\nprint(json.dumps({"rates": "1" * 2**20}))\n')
+    command.chmod(0o755)
+    assert len(lab.run_lab(str(command), 1, ["worker"], 1, False, lab.Progress())["rates"]) == 2**20
