@@ -213,8 +213,10 @@ def timed(about: Group) -> dict:
 
 def checked(about: Group, scenario: str) -> dict:
     """Policies amid the fixed settings: the machine's speed drifts."""
-    fixed = {spec: run_of(spec, "fixed", scenario) for spec in about.specs}
-    runs = dict([*list(fixed.items())[:2], *moved(about, scenario).items(), *list(fixed.items())[2:]])
+    def fixed(specs: tuple[str, ...]) -> dict:
+        return {spec: run_of(spec, "fixed", scenario) for spec in specs}
+
+    runs = fixed(about.specs[:2]) | moved(about, scenario) | fixed(about.specs[2:])
     return in_lab("follow", about, MINUTES["lab"], runs=runs)
 
 

@@ -253,8 +253,8 @@ def lab_table(found: dict) -> dict | None:
         virtual = {point.name: point.seconds for side in points_of(about, scenario, found) for point in side}
         moves = (found.get(f"learn-0-{about.name}-{scenario}") or {"runs": {}})["runs"]
         points = [point for point in lab_points(about, real) if point.name in virtual]
-        line = Line([point for point in points if point.name not in tradeoff.POLICIES])
-        for point in sorted(points, key=lambda point: point.name in tradeoff.POLICIES):
+        line = Line([point for point in points if point.name not in moves])
+        for point in sorted(points, key=lambda point: point.name in moves):
             moved = point.name in moves
             as_good = line.seconds(point.score) if moved else None
             means = [f"{runs[point.name]['mean']:.3g}" if moved else None for runs in (real, moves)]

@@ -35,29 +35,32 @@ MODEL, WORLD, SEEDS, NETWORKS = "cifar10", 4, (0, 1, 2), ("10mbit", "100mbit")
 BARRED = ("3lc", "3lc:s=1.5", "3lc:s=1.75", "sharded:3lc", "sharded:3lc:s=1.5", "sharded:3lc:s=1.75")
 SPARSE = {"topk:ratio=0.05": 0.05, "topk:ratio=0.25": 0.25}
 WAYS = (REFERENCE, *BARRED, "int8", "terngrad:pack=quartic", "onebit", *SPARSE, "outer2:none")
+ABOUT = models.about(MODEL)
 #: kind of a cell → steps, those between evaluations, and the exchanges
-LENGTHS = {"learn": (1000, 100, WAYS), "long": (4000, 400, (REFERENCE, "3lc", "sharded:3lc", "sharded:3lc:s=1.5"))}
+LENGTHS = {"learn": (ABOUT.steps, ABOUT.every, WAYS),
+           "long": (4 * ABOUT.steps, 4 * ABOUT.every, (REFERENCE, "3lc", "sharded:3lc", "sharded:3lc:s=1.5"))}
+RATES, RATED = (0.015, 0.05, 0.1), (REFERENCE, "3lc")  # of learning beside the model's own, and what learns with them
 FEWER, POINTS, SOONER = 39, -0.5, 16  # bars
 SECONDS = 5.0  # of measured steps, on each network
 HEADERS = 1.07  # bytes of a port for one that an exchange counts, by the kernel's count of float32's
-MINUTES = {"learn": 5, "long": 18, "time": 2}  # of a cell, on two idle cores
+MINUTES = {"learn": 5, "long": 18, "rate": 5, "time": 2}  # of a cell, on two idle cores
 
 
 # ---- cells ------------------------------------------------------------------------------------------------------------
 
 
-def learn(rank: int, way: str, seed: int, data: str, steps: int, every: int, out: Path) -> None:
-    """On one rank; rank 0 evaluates and writes. final: accuracy after the last step."""
+def learn(rank: int, way: str, seed: int, data: str, steps: int, every: int, learning_rate: float, out: Path) -> None:
+    """On one rank; rank 0 evaluates and writes. final: accuracy after the last step. learning_rate: 0 for the model's own."""
     import torch.distributed as dist
 
-    cell = types.SimpleNamespace(kind="learn", model=MODEL, way=way, seed=seed, rate=0)
+    cell = types.SimpleNamespace(kind="learn", model=MODEL, way=way, seed=seed, rate=learning_rate)
     found = trained(cell, models.load(MODEL).data(data), rank, dist.get_world_size(), steps, every)
     if rank == 0:
         out.write_text(json.dumps({**found, "final": found["curve"][-1][1], "environment": here()}))
 
 
-def learning(kind: str, way: str, seed: int, data: str | None) -> dict:
-    return noted(group.answered(learn, WORLD, way, seed, needed(data), *LENGTHS[kind][:2]), data)
+def learning(kind: str, way: str, seed: int, data: str | None, learning_rate: float = 0.0) -> dict:
+    return noted(group.answered(learn, WORLD, way, seed, needed(data), *LENGTHS[kind][:2], learning_rate), data)
 
 
 def timed(way: str, data: str | None, emulate: bool = False) -> dict:
@@ -78,8 +81,9 @@ def needed(data: str | None) -> str:
     return str(Path(data).resolve())
 
 
-def name(kind: str, way: str, seed: int = 0) -> str:
-    return f"{kind}-" + f"{seed}-" * (kind in LENGTHS) + way.replace(":", "_")
+def name(kind: str, way: str, which: float | None = None) -> str:
+    """which: a seed, or a learning rate."""
+    return f"{kind}-" + (f"{which:g}-" if which is not None else "") + way.replace(":", "_")
 
 
 def cells_of(data: str | None) -> list[cells.Cell]:
@@ -90,6 +94,7 @@ def cells_of(data: str | None) -> list[cells.Cell]:
     made = [learned("learn", way, 0) for way in WAYS]
     made += [cells.Cell(name("time", way), functools.partial(timed, way, data), RESULTS, MINUTES["time"]) for way in WAYS]
     made += [learned("long", way, 0) for way in LENGTHS["long"][2]]
+    made += [cells.Cell(name("rate", way, rate), functools.partial(learning, "learn", way, 0, data, rate), RESULTS, MINUTES["rate"]) for rate in RATES for way in RATED]
     return made + [learned(kind, way, seed) for seed in SEEDS[1:] for kind, (_, _, ways) in LENGTHS.items() for way in ways if way in (REFERENCE, *BARRED)]
 
 
@@ -141,7 +146,7 @@ def with_bitmap(row: Row, ratio: float) -> Row:
     made = Row(row.way, {})
     made.finals, made.bytes = row.finals, bitmap_bytes(ratio, *elements())
     if row.bytes:
-        made.steps = {network: step + 8 * (made.bytes - row.bytes) / bits_per_second(network) for network, step in row.steps.items()}
+        made.steps = {network: step + 8 * HEADERS * (made.bytes - row.bytes) / bits_per_second(network) for network, step in row.steps.items()}
     return made
 
 
@@ -182,6 +187,15 @@ def exchanges(found: dict, kind: str) -> dict | None:
     return tables.table(head, lines) if lines else None
 
 
+def rates(found: dict) -> dict | None:
+    """Of learning: accuracies of seed 0, the model's own among them."""
+    runs = {rate: [found.get(name("rate", way, rate)) for way in RATED] for rate in RATES}
+    runs[models.load(MODEL).LEARNING_RATE] = [found.get(name("learn", way, 0)) for way in RATED]
+    lines = [[f"{rate:g}", *(100 * run["final"] for run in both), 100 * (both[1]["final"] - both[0]["final"])] for rate, both in sorted(runs.items()) if all(both)]
+    heads = ["learning rate", *((f"{code(way)}, %", "{:.2f}") for way in RATED), ("points above float32", "{:+.2f}")]
+    return tables.table(heads, lines) if len(lines) > 1 else None
+
+
 def bars(found: dict) -> dict | None:
     """Of both lengths."""
     lines = []
@@ -195,7 +209,7 @@ def bars(found: dict) -> dict | None:
 
 def tables_of(found: dict) -> dict:
     """Rows of what there is."""
-    made = {"exchanges": exchanges(found, "learn"), "longer": exchanges(found, "long"), "bars": bars(found)}
+    made = {"exchanges": exchanges(found, "learn"), "longer": exchanges(found, "long"), "rates": rates(found), "bars": bars(found)}
     runs = [run for run in found.values() if run]
     return {key: table for key, table in made.items() if table} | ({"environment": environment(runs)} if runs else {})
 

@@ -3,6 +3,7 @@
 
 import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def gave(cell: str) -> dict:
     if kind == "time":
         part = {"pytorch_ddp": 1, "3lc": 20, "3lc_s=1.75": 10}.get(way, 16)
         return {"networks": {"10mbit": {"step": 6.4 / part, "bytes": 8e6}, "100mbit": {"step": 0.8 / part, "bytes": 8e6}}, "environment": PLACE}
+    if kind == "rate":
+        return {"final": 0.7 if way == "3lc" else 0.75, "curve": [[0, 0.1]], "steps": None, "bytes": 1.0, "environment": PLACE}
     worse = 0 if way == "pytorch_ddp" else 0.002 + 0.001 * int(seed[0]) + 0.01 * (way == "3lc_s=1.5")
     part = 1 if way == "pytorch_ddp" else 30 if way.startswith("sharded") else 48
     final = 0.8 - worse if kind == "learn" else 0.85 - worse / 2
@@ -73,7 +76,7 @@ def test_page_has_rows_of_what_there_is(here, capsys):
     assert cifar10.main(["--page", "--out", str(here)]) == 0
     made = json.loads((here / "cifar10.json").read_text())["tables"]
     assert shown(made["exchanges"]) == {"`3lc`": ["79.80", "–", "150", *["–"] * 5], "`int8`": [*["–"] * 4, "400", "50.0", *["–"] * 2]}
-    assert not {"bars", "longer"} & set(made)
+    assert not {"bars", "longer", "rates"} & set(made)
     assert cifar10.main(["--list", "--out", str(here)]) == 0
     said = capsys.readouterr().out.splitlines()
     there = [line.split() for line in said if " minutes" in line and "missing" not in line]
@@ -107,7 +110,32 @@ def test_bitmap_has_a_bit_for_each_element(here):
     write()
     row = shown(cifar10.tables_of({cell.name: cell.load() for cell in cifar10.cells_of(None)})["exchanges"])["`topk:ratio=0.25` as a bitmap, computed"]
     count = cifar10.bitmap_bytes(0.25, large, short)
-    assert row[0] == "79.80" and row[2] == f"{count / 1e3:,.0f}" and row[4] == f"{400 + 8e3 * (count - 150_000) / 1e7:,.0f}"
+    assert row[0] == "79.80" and row[2] == f"{count / 1e3:,.0f}" and row[4] == f"{400 + 8e3 * 1.07 * (count - 150_000) / 1e7:,.0f}"
+
+
+def test_rates_of_learning_are_in_order_with_the_models_own(here):
+    write()
+    found = {cell.name: cell.load() for cell in cifar10.cells_of(None)}
+    assert lines_of(cifar10.tables_of(found)["rates"]) == [
+        ("0.015", ["75.00", "70.00", "-5.00"]), ("0.03", ["80.00", "79.80", "-0.20"]), ("0.05", ["75.00", "70.00", "-5.00"]), ("0.1", ["75.00", "70.00", "-5.00"])]
+    found["rate-0.05-3lc"] = None
+    assert [rate for rate, _ in lines_of(cifar10.tables_of(found)["rates"])] == ["0.015", "0.03", "0.1"]
+
+
+def test_cell_is_trained_with_its_rate_and_length(here, monkeypatch):
+    import torch.distributed as dist
+
+    def answered(learn, world, *given):
+        learn(0, *given, here / "answer.json")
+        return json.loads((here / "answer.json").read_text())
+
+    monkeypatch.setattr(cifar10.group, "answered", answered)
+    monkeypatch.setattr(cifar10.models, "load", lambda name: types.SimpleNamespace(data=str))
+    monkeypatch.setattr(cifar10, "trained", lambda cell, data, rank, world, steps, every: {"curve": [[steps, [cell.rate, steps, every]]]})
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    runs = {cell.name: cell.run for cell in cifar10.cells_of("a.npz")}
+    made = {name: runs[name]()["final"] for name in ("rate-0.05-3lc", "learn-1-3lc", "long-2-3lc")}
+    assert made == {"rate-0.05-3lc": [0.05, 1000, 100], "learn-1-3lc": [0.0, 1000, 100], "long-2-3lc": [0.0, 4000, 400]}
 
 
 def test_time_of_bytes_that_come_after_timed_steps_is_added(here):
@@ -144,8 +172,6 @@ def test_cell_without_data_says_what_it_needs(here, capsys):
 
 
 def images():
-    import types
-
     import torch
 
     return types.SimpleNamespace(train=torch.zeros(1, 3, 32, 32), classes=10)
@@ -163,7 +189,7 @@ def exchanged(folder, data):
     from bench.learning import comparison_rank
 
     for i, way in enumerate(TRIED):
-        cifar10.learn(dist.get_rank(), way, 0, data, 2, 1, folder / f"{i}.json")
+        cifar10.learn(dist.get_rank(), way, 0, data, 2, 1, 0.0, folder / f"{i}.json")
     os.environ["LACONIC_LAB"] = "emulated"
     comparison_rank.measure({"model": "cifar10", "ways": ["outer2:none"], "paths": [str(folder / "time.json")], "seconds": 0.0, "data": data, "networks": ["1gbit"]})
 
