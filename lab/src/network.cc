@@ -267,7 +267,7 @@ Result<void> Network::set_rate(const Shaping& wanted) {
 }
 
 /// Opens the buckets wide and lets the queues run out before it removes them: removing a queue
-/// drops its packets, and the senders would then wait for a retransmission time-out.
+/// drops its packets, and the senders would then wait for a retransmission timeout.
 Result<void> Network::unshape(const Shaping& before) {
   Shaping wide = before;
   wide.rate = 100'000'000'000;

@@ -99,14 +99,14 @@ def scaled():
     return {"hash": digest, "scale": scale, "norm": norm}
 
 
-def in_a_hurry(handle, seconds):
+def set_timeout(handle, seconds):
     """In place of test_failures': torch does not tell the timeout of the pretend group, and its sibling has one of its own."""
     training.waits(handle.worker.engine.group, seconds)
 
 
 def dies(sign, call, **options):
     """As test_failures, rank 1 sends itself this signal: what rank 0 hears, whose residuals hold its gradients."""
-    test_failures.in_a_hurry = in_a_hurry
+    test_failures.set_timeout = set_timeout
     with built_on_gpu():
         result = test_failures._dies(victim=1, call=call, signal=signal.Signals[sign], **options)
     result["gradients"] = {name: gradient.cpu() for name, gradient in result["gradients"].items()}

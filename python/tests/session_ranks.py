@@ -281,7 +281,7 @@ def opened(ranks):
 
 
 def leaves(ranks, how="raise"):
-    """Rank 1 goes before the first step; nobody else would wait for less than the time-out."""
+    """Rank 1 goes before the first step; nobody else would wait for less than the timeout."""
     session = ranks.session(timeout=300)
     if session.rank == 1 and how == "raise":
         raise ValueError("of rank 1")

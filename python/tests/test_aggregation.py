@@ -25,7 +25,7 @@ from laconic.engines import aggregation  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not serving.BINARY.exists(), reason=f"{serving.BINARY} is not built")
 SPEC = "thc:block=256"
-PATIENCE = 15  # seconds, of groups whose time-out has to come: more than a machine stands still
+TIMEOUT = 15  # seconds, of groups whose timeout has to come: more than a machine stands still
 
 
 def _gradient(rank, step):
@@ -254,13 +254,13 @@ def _behind_a_rank_that_stops(body, timeout):
 
 
 def test_rank_that_stalls_is_lost_after_the_groups_timeout():
-    for message in _behind_a_rank_that_stops(_until_it_fails, PATIENCE)[1]:
+    for message in _behind_a_rank_that_stops(_until_it_fails, TIMEOUT)[1]:
         assert "rank 2" in message, message
         assert "LaconicError" not in message, "the servers' words, as they are"
 
 
-def _until_it_fails_in_a_hurry(**options):
-    """The group's time-out is 5 s from the third step on, in which a rank stands still."""
+def _until_it_fails_with_short_timeout(**options):
+    """The group's timeout is 5 s from the third step on, in which a rank stands still."""
     barrier = dist.barrier
 
     def hurry():
@@ -275,13 +275,13 @@ def _until_it_fails_in_a_hurry(**options):
 
 
 def test_shorter_timeout_than_attach_applies():
-    address, heard = _behind_a_rank_that_stops(_until_it_fails_in_a_hurry, 600)
+    address, heard = _behind_a_rank_that_stops(_until_it_fails_with_short_timeout, 600)
     for message in heard:
         assert f"no sum from {address} within 5 s" in message, message
 
 
 def test_absent_server_is_named(tmp_path):
-    pool = Ranks(3, timeout=PATIENCE)
+    pool = Ranks(3, timeout=TIMEOUT)
     try:
         with serving.servers(1) as (server,):
             pool.start(_until_it_fails, begun=tmp_path / "begun", aggregator=server.address)

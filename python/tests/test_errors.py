@@ -196,7 +196,7 @@ def _attach_but_one(absent, timeout):
 
     import laconic
 
-    group = dist.new_group(timeout=training.PATIENT)
+    group = dist.new_group(timeout=training.LONG_TIMEOUT)
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
     training.waits(group, timeout)
     dist.barrier()
@@ -299,7 +299,7 @@ def _attached_late(late):
     import laconic
     from laconic.engines.c10d import Engine
 
-    group, seen, errors = dist.new_group(timeout=training.PATIENT), [], []
+    group, seen, errors = dist.new_group(timeout=training.LONG_TIMEOUT), [], []
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
     laconic.attach(ddp, "3lc", quiet=True).close()
     training.waits(group, 2)

@@ -166,14 +166,14 @@ def test_closed_handle_reports_it_is_closed(pools, spec):
 
 def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, timeout=None, **options):
     """Trains two steps; in the third, `victim` sends itself `signal` at its `call`-th collective (-1: before encoding). `timeout`:
-    the group's time-out in the third."""
+    the group's timeout in the third."""
     import os
 
     import torch.distributed as dist
 
     rank, group = dist.get_rank(), dist.group.WORLD
     if timeout is not None:
-        group = dist.new_group(timeout=training.PATIENT)
+        group = dist.new_group(timeout=training.LONG_TIMEOUT)
     with training.engine_without(*without):
         ddp, handle, optimizer = training.build(group, spec, buckets=buckets, attach_options=options, coalesce=coalesce)
     for step in range(2):
@@ -206,7 +206,7 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, time
 
     handle.hook.on_bucket, driver.submit, engine.start = recorded, fatal_submit, fatal_start
     if timeout is not None:
-        in_a_hurry(handle, timeout)
+        set_timeout(handle, timeout)
     before = handle.state_dict()["tensors"]
     try:
         training.step_once(ddp, optimizer, rank, 2)
@@ -216,12 +216,12 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, time
                 "before": before, "after": handle.state_dict()["tensors"]}
 
 
-def in_a_hurry(handle, seconds):
-    """A handle of a group that is PATIENT has `seconds` for its collectives from now on."""
+def set_timeout(handle, seconds):
+    """From now on the collectives of a handle whose group has LONG_TIMEOUT have `seconds`."""
     from laconic.engines.group import group_timeout
 
-    engine, timeout = handle.worker.engine, training.PATIENT
-    assert group_timeout(engine.group) == timeout, "the sibling has the user's time-out"
+    engine, timeout = handle.worker.engine, training.LONG_TIMEOUT
+    assert group_timeout(engine.group) == timeout, "the sibling has the user's timeout"
     assert engine._faults.timeout == timeout.total_seconds()
     for group in (engine.group, handle.hook.sums.group):
         training.waits(group, seconds)
@@ -521,7 +521,7 @@ def test_hanging_rank_is_noticed_within_group_timeout():
         pool.close()
 
 
-def _hangs_in_a_hurry(spec):
+def _hangs_with_short_timeout(spec):
     """The group's timeout becomes 5 s, and rank 1 stands still in the step after that; returns what rank 0 reports."""
     import datetime
     import os
@@ -551,7 +551,7 @@ def _hangs_in_a_hurry(spec):
 def test_timeout_changed_after_attach_applies(spec, told):
     pool = Ranks(2, timeout=600)
     try:
-        pool.start(_hangs_in_a_hurry, spec=spec)
+        pool.start(_hangs_with_short_timeout, spec=spec)
         kind, result = pool._receive(0, 120)
         assert kind == "ok" and result[:2] == (600, 5), result
         assert f"{told} within 5 s" in result[2]
@@ -561,7 +561,7 @@ def test_timeout_changed_after_attach_applies(spec, told):
 
 
 def _attached_again():
-    """The time-outs of a sibling that is used again, which its group's was changed before; and of its engine."""
+    """The timeouts of a sibling that is used again, which its group's was changed before; and of its engine."""
     import datetime
 
     import torch.distributed as dist

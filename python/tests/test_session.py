@@ -265,7 +265,7 @@ def side_by_side(engine, folder, cpp, python, first):
     started = [subprocess.Popen(command, env=ENVIRONMENT) for command in commands]
     try:
         for process in started:
-            process.wait(timeout=280)  # their time-out is a longer one
+            process.wait(timeout=280)  # their timeout is a longer one
     finally:
         for process in started:
             process.kill()

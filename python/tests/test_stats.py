@@ -174,7 +174,7 @@ def _late(late, named_after, timeout, said):
     from laconic.core import environment
     from laconic.engines import group as groups
 
-    group = dist.new_group(timeout=training.PATIENT)
+    group = dist.new_group(timeout=training.LONG_TIMEOUT)
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
     training.waits(group, timeout)
     heard, groups.NAMED_AFTER, say = io.StringIO(), named_after, environment.say

@@ -129,8 +129,8 @@ def _raises_once(task, error):
 
 
 @pytest.fixture(scope="module")
-def patient():
-    """Two ranks whose group does not end by its own time-out."""
+def slow_pool():
+    """Two ranks whose group does not end by its own timeout."""
     pool = Ranks(2, timeout=600)
     yield pool
     pool.close()
@@ -138,8 +138,8 @@ def patient():
 
 @pytest.mark.parametrize(("task", "error"), [*((task, RAISED[2]) for task in TASKS), *(("exchanges._fetch", error) for error in RAISED)],
                          ids=lambda what: what if isinstance(what, str) else type(what).__name__)
-def test_task_that_raises_fails_waiters_on_every_rank(patient, task, error):
-    for said, last, states, alive, steps in patient.run(_raises_once, task=task, error=error, seconds=120):
+def test_task_that_raises_fails_waiters_on_every_rank(slow_pool, task, error):
+    for said, last, states, alive, steps in slow_pool.run(_raises_once, task=task, error=error, seconds=120):
         texts = {text.partition("\n")[0] for text in said}  # torch may append where it was raised
         assert len(said) >= 4 and len(texts) <= 2 and all("told to" in text for text in texts), said
         assert last.name == "engine_failed" and "rank 1" in last.message
@@ -167,8 +167,8 @@ def _ends_badly(where):
 
 
 @pytest.mark.parametrize("where", ["at the end", "before"])
-def test_handle_ends_even_if_it_cannot_free(patient, where):
-    for rank, (said, last, steps, alive) in enumerate(patient.run(_ends_badly, where=where, seconds=120)):
+def test_handle_ends_even_if_it_cannot_free(slow_pool, where):
+    for rank, (said, last, steps, alive) in enumerate(slow_pool.run(_ends_badly, where=where, seconds=120)):
         assert (steps, alive) == (1, False)
         told = said if where == "at the end" else str(last)
         assert ("rank 1" in told and "MemoryError: told to" in told) == (rank == 1)

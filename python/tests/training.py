@@ -32,8 +32,8 @@ def waits(group, seconds: float) -> None:
     group._get_backend(torch.device("cpu"))._set_default_timeout(datetime.timedelta(seconds=seconds))  # noqa: SLF001
 
 
-#: the time-out of a group that waits() makes a shorter one
-PATIENT = datetime.timedelta(seconds=100)
+#: the timeout of a group that waits() makes a shorter one
+LONG_TIMEOUT = datetime.timedelta(seconds=100)
 
 
 class Late(torch.autograd.Function):

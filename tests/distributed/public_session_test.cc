@@ -336,7 +336,7 @@ TEST(PublicSession, WrongGradientLengthIsErrorOnAllAndNextStepWorks) {
 }
 
 /// Passes on what another engine does; deadlines count only when they should.
-class Patient final : public Engine {
+class LongDeadlines final : public Engine {
  public:
   [[nodiscard]] uint32_t rank() const noexcept override { return inner->rank(); }
   [[nodiscard]] uint32_t world() const noexcept override { return inner->world(); }
@@ -344,16 +344,16 @@ class Patient final : public Engine {
   Result<void> run(std::span<const Step> batch) override { return inner->run(batch); }
   Result<Ticket> start(std::span<const Step> batch) override { return inner->start(batch); }
   Result<void> wait(Ticket ticket, Deadline deadline) override {
-    return inner->wait(ticket,
-                       deadline + (is_patient ? std::chrono::hours(1) : std::chrono::hours(0)));
+    return inner->wait(
+        ticket, deadline + (has_long_deadlines ? std::chrono::hours(1) : std::chrono::hours(0)));
   }
   Engine* inner = nullptr;
-  bool is_patient = true;
+  bool has_long_deadlines = true;
 };
 
 TEST(PublicSession, MissingRankIsTimeoutAndEndsSession) {
   std::vector<float> mine(kElements, 1.0F);  // as long as the engine
-  std::array<Patient, 2> engines;
+  std::array<LongDeadlines, 2> engines;
   LoopbackHub hub(2, std::chrono::hours(1));
   {
     std::unique_ptr<PublicSession> first, second;
@@ -363,7 +363,7 @@ TEST(PublicSession, MissingRankIsTimeoutAndEndsSession) {
       engines[r].inner = &hub.engine(r);
       (r == 0 ? first : second) = *PublicSession::create("3lc", kModel, engines[r], options);
     });
-    engines[0].is_patient = false;
+    engines[0].has_long_deadlines = false;
     const auto late = first->average(0, mine);
     ASSERT_FALSE(late);
     EXPECT_EQ(late.error().code, Errc::timed_out);

@@ -140,7 +140,7 @@ struct Failing {
 
 class NcclFails : public testing::TestWithParam<Failing> {};
 
-/// Rank 1's call fails; rank 0 waits for its time-out.
+/// Rank 1's call fails; rank 0 waits for its timeout.
 TEST_P(NcclFails, FailureNamesCall) {
   const Failing& failing = GetParam();
   const Fake fake;

@@ -333,7 +333,7 @@ def kill_all(mark):
 
 @pytest.mark.parametrize(("stopped", "speaks"), [(1, "laconic: mpi: "), (0, r"laconic: rank [12]: mpi: ")])
 def test_stopped_rank_ends_job_and_one_other_reports(stopped, speaks):
-    """Both others see the time-out at the same moment."""
+    """Both others see the timeout at the same moment."""
     need(OPENMPI)
     mark = str(time.monotonic_ns() >> 2)
     command = [*LAUNCHERS[OPENMPI], "-n", "3", BINARY, "bench", "--engine", "mpi", "--min", "1K", "--max", "1G", "--spec", "int8",

@@ -221,7 +221,7 @@ class AggregatingEngine:
         _lib.check(_lib.lib.laconic_aggregator_run(handle, ctypes.byref(step), ctypes.sizeof(step)))
 
     def _glance(self, since: float) -> None:
-        """Servers know the time-out that the group had at attach: of a shorter one this rank has to think itself."""
+        """Servers know the timeout that the group had at attach: of a shorter one this rank has to think itself."""
         self.inner.glance()
         timeout = self.inner.timeout
         if timeout < self.servers.timeout and time.monotonic() - since > timeout:

@@ -69,7 +69,7 @@ class _Spread:
 
 
 class _Direct:
-    """To or from one rank. It cannot be waited for a while: a time-out closes all connections."""
+    """To or from one rank. It cannot be waited for a while: a timeout closes all connections."""
 
     def __init__(self, work, peer, size):
         self.work, self.peer, self.size = work, peer, size
@@ -120,7 +120,7 @@ _ATOMIC = 1 << 16
 
 
 def _wait_direct(works, batch: Batch, timeout: float) -> None:
-    """For all of them together. Gloo's own time-out for them is the one that the group was made with."""
+    """For all of them together. Gloo's own timeout for them is the one that the group was made with."""
     until = time.monotonic() + timeout
     for direct in works:
         try:
@@ -160,10 +160,10 @@ class Engine:
 
     of_cpp = False
     _faults: Faults | None = None  # of groups of Gloo
-    group, _of, _timeout = None, None, None  # its own, the one whose time-out holds, and what it was when it was looked at last
+    group, _of, _timeout = None, None, None  # its own, the one whose timeout holds, and what it was when it was looked at last
 
     def __init__(self, group, *, of=None, limiter=None, ranks=None):
-        """`of`: the users' group, whose sibling this one is. They may change its time-out at any time. `ranks`: of its members there, where
+        """`of`: the users' group, whose sibling this one is. They may change its timeout at any time. `ranks`: of its members there, where
         they are not all of it."""
         self.group, self._of = group, of if of is not None else group
         self.rank = dist.get_rank(group)

@@ -120,7 +120,7 @@ class Faults:
             return said
         if isinstance(error, LaconicError):  # outside the group: it has its own message
             own = error.message
-        elif age > 0.8 * self.timeout:  # Gloo's own time-outs close connections, too
+        elif age > 0.8 * self.timeout:  # Gloo's own timeouts close connections, too
             own = (f"rank {self._names[peer]} did not answer" if peer is not None else "a collective did not complete") + f" within {self.timeout:g} s"
         else:
             own = self._who(error, lost)

@@ -14,7 +14,7 @@ namespace laconic::aggregation {
 
 class Pace {
  public:
-  /// `most`: the largest window; `longest`: the longest time-out.
+  /// `most`: the largest window; `longest`: the longest timeout.
   Pace(uint32_t most, Time longest) noexcept;
 
   /// A round trip of something that was sent once.

@@ -68,7 +68,7 @@ class Registration {
   [[nodiscard]] protocol::Applicant me() const noexcept {
     return {settings_->number, settings_->instance, attempt_, settings_->worker};
   }
-  /// The time-out grows with every try.
+  /// The timeout grows with every try.
   [[nodiscard]] Time next_try(Time now, const Pace& pace) noexcept;
   void send_hello(Time now, const Pace& pace, Sender& sender) noexcept;
   void send_enrolment(Time now, const Results& results, const Pace& pace, Sender& sender) noexcept;

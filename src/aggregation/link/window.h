@@ -33,7 +33,7 @@ class Window {
   void take_status(Time now) noexcept;
   /// The server has no result from there on, and wants contributions.
   void open(uint64_t number) noexcept { flights_.lose_pulls_from(number); }
-  /// Sends what is due. `moved`: the last progress. True: a time-out passed.
+  /// Sends what is due. `moved`: the last progress. True: a timeout passed.
   bool send(Time now, Time moved, const Results& results, Uplink& uplink) noexcept;
   [[nodiscard]] Time wake(Time moved) const noexcept {
     return flights_.under_way() != 0 ? times_out_at(moved) : probe_at_;

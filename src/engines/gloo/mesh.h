@@ -24,7 +24,7 @@
 namespace laconic::detail {
 
 /// As Gloo connects them, with one deadline for all: Gloo waits for one connection after another,
-/// for each of them up to five times the time-out of its context.
+/// for each of them up to five times the timeout of its context.
 class GlooMesh final : public ::gloo::rendezvous::Context {
  public:
   using ::gloo::rendezvous::Context::Context;

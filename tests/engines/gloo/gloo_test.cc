@@ -207,7 +207,7 @@ TEST(GlooInFlight, RankAboutToReportItsWaitIsNotNamed) {
       if (rank == 1) {
         const auto end = Clock::now() + kLong;
         const auto board = rendezvous::open(place.folder(), 1, 3, end);
-        // At three quarters of its time-out.
+        // At three quarters of its timeout.
         while (board && (*board)->get("waits.0.1", end)->empty() && Clock::now() < end)
           std::this_thread::sleep_for(milliseconds(1));
         std::this_thread::sleep_for(milliseconds(350));
