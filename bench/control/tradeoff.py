@@ -17,7 +17,7 @@ clock leaves out is noise and what queues do: `lab` makes some of the same train
 Where turns are long, the page also has what a law that knew the rate would reach, the largest of the five settings that is exchanged as the first one
 is while the link is fast, and the smallest while it is slow: how much there is to gain, whatever a law does.
 
-Seed 0 is a screen: other seeds are trained where by it a policy may be ahead, with no allowance for chance or with SLACK.
+Seed 0 is a screen: other seeds are trained where by it a policy is ahead, with SLACK for chance.
 """
 
 from __future__ import annotations
