@@ -56,7 +56,7 @@ comparison:  ## every codec and exchange with five models on three networks into
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.learning.comparison $(PARTS)
 
-cifar10:  ## 3lc beside its paper's competitors on CIFAR-10, DATA=FILE, into docs/results/cifar10.md (six hours, in parts); PARTS= some
+cifar10:  ## 3lc beside its paper's competitors on CIFAR-10, DATA=FILE, into docs/results/cifar10.md (five hours, in parts); PARTS= some
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python -m bench.learning.cifar10 --data "$(DATA)" $(PARTS)
