@@ -16,14 +16,15 @@ namespace {
 /// The flags in the order of the struct, as letters: what a probing child sends to its parent.
 std::string encode(const Features& f) {
   std::string text;
-  for (const bool flag : {f.permitted, f.mounts, f.veth, f.tbf, f.loss, f.delay})
+  for (const bool flag : {f.permitted, f.mounts, f.veth, f.tbf, f.loss, f.delay, f.arrivals})
     text += flag ? '1' : '0';
   return text;
 }
 
 Features decode(const std::string& t) {
-  if (t.size() != 6) return {};
-  return {t[0] == '1', t[1] == '1', t[2] == '1', t[3] == '1', t[4] == '1', t[5] == '1'};
+  if (t.size() != 7) return {};
+  return {t[0] == '1', t[1] == '1', t[2] == '1', t[3] == '1',
+          t[4] == '1', t[5] == '1', t[6] == '1'};
 }
 
 Features probe_inside() {
@@ -42,6 +43,8 @@ Features probe_inside() {
       "qdisc add dev lab0 clsact\nfilter add dev lab0 ingress protocol all bpf da bytecode \"" +
           loss_bytecode(0.01) + "\"\n");
   f.delay = forwarder_works("lab1");
+  f.arrivals = works("ip", "link add name arrivals type ifb\nlink set lab1 name eth0\n") &&
+               works("tc", arrivals_filter());
   return f;
 }
 
@@ -49,7 +52,8 @@ void put(JsonText& json, const Features& f) {
   json.open('{').field("namespaces", f.permitted).field("mounts", f.mounts);
   json.field("bridge_and_veth", f.veth).field("tbf", f.tbf).key("loss");
   json.value(f.loss ? std::optional("cls_bpf") : std::nullopt).key("delay");
-  json.value(f.delay ? std::optional("AF_PACKET") : std::nullopt);
+  json.value(f.delay ? std::optional("AF_PACKET") : std::nullopt).key("xdp_at_switch");
+  json.value(f.arrivals ? std::optional("ifb") : std::nullopt);
   json.field("usable", f.usable()).close('}');
 }
 
@@ -68,7 +72,8 @@ std::string check_table(const Features& root, const Features& user) {
   return line("", "as root", "as a user") + row("namespaces", &Features::permitted) +
          row("private /dev/shm and /etc/hosts", &Features::mounts) +
          row("bridge, veth", &Features::veth) + row("--rate (tbf)", &Features::tbf) +
-         row("--loss (cls_bpf)", &Features::loss) + row("--delay (AF_PACKET)", &Features::delay);
+         row("--loss (cls_bpf)", &Features::loss) + row("--delay (AF_PACKET)", &Features::delay) +
+         row("--rate for XDP at --switch (ifb)", &Features::arrivals);
 }
 
 Error lacks(const std::string& what, const std::string& hint) {

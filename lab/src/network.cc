@@ -55,6 +55,8 @@ constexpr uint32_t kSwitchAddress = 0x0a4d0000 | kSwitchNumber;  // 10.77.0.254
 constexpr const char* kBridge = "br0";
 /// Between the bridge and the forwarder, seen from the latter.
 constexpr const char* kUplink = "uplink";
+/// Where a host shapes what arrives.
+constexpr const char* kArrivals = "arrivals";
 
 int number_of(int host) {
   if (host == kSwitch) return kSwitchNumber;
@@ -120,6 +122,13 @@ std::string loss_bytecode_from(uint32_t source, double share) {
   // as above
   return "6,32 0 0 26,21 0 2 " + std::to_string(source) + ",32 0 0 4294963256,37 0 1 " +
          std::to_string(loss_threshold(share)) + ",6 0 0 4294967295,6 0 0 2";
+}
+
+std::string arrivals_filter() {
+  return "qdisc add dev eth0 clsact\nfilter add dev eth0 ingress pref 2 protocol all bpf bytecode "
+         "\"1,6 0 0 4294967295\" action mirred egress redirect dev " +  // ret: matches everything
+         std::string(kArrivals) +
+         "\n";
 }
 
 Result<std::unique_ptr<Link>> Network::make(const Options& options) {
@@ -194,20 +203,38 @@ Result<void> Network::add_interfaces(bool forwarded, uint32_t mtu) {
     // answer.
     ports += "link set " + port(host) + (forwarded ? " arp off up\n" : " master br0 up\n");
   }
-  const auto made = run_tool({"ip", "-batch", "-"}, ports);
-  return made ? Result<void>() : made.error();
+  if (const auto made = run_tool({"ip", "-batch", "-"}, ports); !made) return made.error();
+  shapes_arrivals_ = switch_ && !forwarded && add_arrivals();
+  return {};
 }
 
-/// Runs tc lines on eth0 of every host, and on every port of the switch as well if `with_ports`.
-Result<void> Network::tc(const std::string& lines, bool with_ports) {
+/// A program at a port (XDP) sends past the port's queue, so that with a switch's COMMAND each host
+/// has a queue of its own for what enters. False where the kernel lacks ifb: ports shape then.
+bool Network::add_arrivals() {
+  const std::string device = kArrivals;
+  for (const auto& [host, namespaces] : hosts_) {
+    const int network = namespaces.network.get();
+    const std::string links = "link add name " + device + " type ifb\nlink set " + device +
+                              " txqueuelen 10000 arp off up\n";
+    if (!run_tool({"ip", "-batch", "-"}, links, network) ||
+        !run_tool({"tc", "-batch", "-"}, arrivals_filter(), network))
+      return false;
+  }
+  return true;
+}
+
+/// Runs tc lines on eth0 of every host and, if `both_ways`, where what it gets is shaped.
+Result<void> Network::tc(const std::string& lines, bool both_ways) {
   const std::vector<std::string> command{"tc", "-batch", "-"};
   std::string ports;
   for (const auto& [host, namespaces] : hosts_) {
-    const auto done = run_tool(command, for_device(lines, "eth0"), namespaces.network.get());
+    std::string own = for_device(lines, "eth0");
+    if (both_ways && shapes_arrivals_) own += for_device(lines, kArrivals);
+    const auto done = run_tool(command, own, namespaces.network.get());
     if (!done) return done.error();
     ports += for_device(lines, port(host));
   }
-  if (!with_ports) return {};
+  if (!both_ways || shapes_arrivals_) return {};
   const auto done = run_tool(command, ports);
   return done ? Result<void>() : done.error();
 }
@@ -295,10 +322,13 @@ Result<void> Network::set_loss(double share) {
 /// Packets that the switch itself sends enter no port: they are lost where they enter the host.
 Result<void> Network::set_loss_from_switch(double share) {
   std::string lines;
-  if (now_ && now_->loss > 0) lines += "qdisc del dev @ clsact\n";
-  if (share > 0)
-    lines += "qdisc add dev @ clsact\nfilter add dev @ ingress protocol ip bpf da bytecode \"" +
+  if (now_ && now_->loss > 0)
+    lines += shapes_arrivals_ ? "filter del dev @ ingress pref 1\n" : "qdisc del dev @ clsact\n";
+  if (share > 0) {
+    if (!shapes_arrivals_) lines += "qdisc add dev @ clsact\n";
+    lines += "filter add dev @ ingress pref 1 protocol ip bpf da bytecode \"" +
              loss_bytecode_from(kSwitchAddress, share) + "\"\n";
+  }
   return tc(lines, false);
 }
 

@@ -29,6 +29,9 @@ std::string loss_bytecode(double share);
 /// The same for IPv4 packets from `source` alone.
 std::string loss_bytecode_from(uint32_t source, double share);
 
+/// What a host with a device `arrivals` needs besides it: all that enters by eth0 passes its queue.
+std::string arrivals_filter();
+
 class Network final : public Link {
  public:
   static Result<std::unique_ptr<Link>> make(const Options& options);
@@ -49,8 +52,9 @@ class Network final : public Link {
   Result<void> add_host(int number, const std::string& tcp);
   Result<void> add_switch(const std::string& tcp);
   Result<void> add_interfaces(bool forwarded, uint32_t mtu);
+  bool add_arrivals();
   Result<void> start_forwarder(const Options& options);
-  Result<void> tc(const std::string& host_batch, bool with_ports);
+  Result<void> tc(const std::string& lines, bool both_ways);
   Result<void> set_rate(const Shaping& shaping);
   Result<void> unshape(const Shaping& before);
   Result<void> set_loss(double share);
@@ -65,6 +69,7 @@ class Network final : public Link {
   std::vector<Host> hosts_;
   std::unique_ptr<Forwarder> forwarder_;  ///< with a delay: joins the ports instead of the bridge
   std::optional<Shaping> now_;
+  bool shapes_arrivals_ = false;  ///< hosts shape what arrives, in place of the switch's ports
 };
 
 }  // namespace laconic::lab

@@ -13,15 +13,22 @@ LACONIC, RANK = BUILD / "laconic", BUILD / "aggregation_rank"
 HOSTS, RATE = 4, "100mbit"
 
 
+def check():
+    return json.loads(subprocess.run([LACONIC, "lab", "--check", "--json"], capture_output=True, text=True).stdout)
+
+
+def features():
+    said = check()
+    return said["root"] or said["user_namespace"]
+
+
 def why_not():
     """The requirements that are missing; empty if it can run here."""
     for program in (LACONIC, RANK):
         if not program.exists():
             return f"{program} is not built"
-    check = subprocess.run([LACONIC, "lab", "--check", "--json"], capture_output=True, text=True).stdout
-    said = json.loads(check)
-    if not said["usable"] or not (said["root"] or said["user_namespace"])["loss"]:
-        return "this machine permits no network namespaces, or cannot drop packets: " + check
+    if not check()["usable"] or not features()["loss"]:
+        return f"this machine permits no network namespaces, or cannot drop packets: {check()}"
     return ""
 
 

@@ -63,10 +63,10 @@ def on(host, *words):
     return said
 
 
-def sent_by(host, device):
-    """Bytes."""
-    counts = on(host, "cat", "/proc/self/net/dev").split(f"{device}:")[1].split()
-    return int(counts[8])
+def counted(host):
+    """Bytes that each device there received and sent."""
+    lines = [line.replace(":", " ").split() for line in on(host, "cat", "/proc/self/net/dev").splitlines()[2:]]
+    return {name: (int(counts[0]), int(counts[8])) for name, *counts in lines}
 
 
 GROUP = "239.7.4.2"
@@ -76,12 +76,13 @@ GROUP = "239.7.4.2"
 def deaf(host):
     """No multicast to GROUP gets into that host."""
     drop = f"4,32 0 0 30,21 0 1 {0xEF070402},6 0 0 2,6 0 0 0"  # the destination of IPv4; 2: TC_ACT_SHOT
-    on(host, "tc", "qdisc", "add", "dev", "eth0", "clsact")
+    here = ["dev", "eth0", "ingress", "pref", "1"]
+    on(host, "sh", "-c", "tc qdisc add dev eth0 clsact || true")  # the lab's own, where hosts shape what arrives
+    on(host, "tc", "filter", "add", *here, "protocol", "ip", "bpf", "da", "bytecode", drop)
     try:
-        on(host, "tc", "filter", "add", "dev", "eth0", "ingress", "protocol", "ip", "bpf", "da", "bytecode", drop)
         yield
     finally:
-        on(host, "tc", "qdisc", "del", "dev", "eth0", "clsact")
+        on(host, "tc", "filter", "del", *here)
 
 
 SWITCH_RECEIVE_OFFLOAD_ON = """

@@ -11,7 +11,7 @@ import time
 import traceback
 from pathlib import Path
 
-from lab_driver import GROUP, Job, Server, deaf, loss, sent_by, start, why_no_xdp
+from lab_driver import GROUP, Job, Server, counted, deaf, loss, start, why_no_xdp
 
 STEPS = 5
 FIRST = dict(steps=STEPS, seed=1, spec="thc")
@@ -54,9 +54,9 @@ def heard(server, hosts):
     """What ranks found, and the bytes that left the server. On a busy machine a receive buffer overflows, and a rank that missed many results in a row requests
     unicast, as it should: one job of three has to show that the group reaches these hosts."""
     for _ in range(3):
-        before = sent_by("switch", "br0")
+        before = counted("switch")["br0"][1]
         ranks = Job([server], multicast=1, **FIRST).results()
-        sent = sent_by("switch", "br0") - before
+        sent = counted("switch")["br0"][1] - before
         if all(rank.get("multicast_servers") == 1 and rank["multicast_datagrams"] > 1000 for rank in ranks[:hosts]):
             break
     return ranks, sent
@@ -67,9 +67,9 @@ def multicast(_):
     multicast."""
     server = Server(7432, "--multicast", GROUP)
     found, sent = {}, {}
-    before = sent_by("switch", "br0")
+    before = counted("switch")["br0"][1]
     found["unicast"] = Job([server], multicast=0, **FIRST).results()
-    sent["unicast"] = sent_by("switch", "br0") - before
+    sent["unicast"] = counted("switch")["br0"][1] - before
     found["multicast"], sent["multicast"] = heard(server, 4)
     with loss("1%"):
         found["lossy"], _ = heard(server, 4)
@@ -95,10 +95,13 @@ def xdp(_):
     if why := why_no_xdp():
         return {"why": why}
     server = Server(7433, "--io", "xdp", "--interfaces", "port0,port1,port2,port3")
+    before = counted("host0")
     found = {"lossless": Job([server], **FIRST).results()}
+    after = counted("host0")
+    arrived = {name: after[name][0] - before[name][0] for name in ("eth0", "arrivals") if name in after}
     with loss("1%"):
         found["lossy"] = Job([server], **FIRST).results()
-    return {"ranks": found, "server": server.stop()}
+    return {"ranks": found, "server": server.stop(), "arrived": arrived}
 
 
 def server_restarted(_):
