@@ -13,7 +13,7 @@ _UNCOMPRESSED = ("pytorch:ddp", "pytorch:fp16", "none", "bf16", "fp16")
 
 
 #: Appended to a spec: the position of its aggregation servers (servers.py).
-_PLACES = {"switch": "server in the switch", "hosts": "a server on each host", "xdp": "in the switch's kernel, downlink unshaped"}
+_PLACES = {"switch": "server in the switch", "hosts": "a server on each host", "xdp": "in the switch's kernel"}
 
 
 def label_of(spec: str) -> str:

@@ -43,9 +43,14 @@ def on_this_host(command: str | None, rank: int):
 
 
 def why_not_in_the_kernel(command: str) -> str:
-    """Nothing if the kernel takes the program that adds at the ports of the switch."""
-    said = subprocess.run([command, "serve", "--check", "--json"], capture_output=True, text=True, check=True).stdout
-    return next("" if one["works"] else one["why"] for one in json.loads(said)["back_ends"] if one["io"] == "xdp")
+    """Nothing if the kernel takes the program that adds at the ports of the switch, and the lab can shape what that sends."""
+    def said(*words: str) -> dict:
+        return json.loads(subprocess.run([command, *words, "--check", "--json"], capture_output=True, text=True).stdout)
+
+    if why := next("" if one["works"] else one["why"] for one in said("serve")["back_ends"] if one["io"] == "xdp"):
+        return why
+    lab = said("lab")
+    return "" if (lab["root"] or lab["user_namespace"])["xdp_at_switch"] else "this kernel has no ifb, which shapes what the program sends"
 
 
 def is_in_the_kernel(spec: str) -> bool:

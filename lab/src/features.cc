@@ -43,8 +43,8 @@ Features probe_inside() {
       "qdisc add dev lab0 clsact\nfilter add dev lab0 ingress protocol all bpf da bytecode \"" +
           loss_bytecode(0.01) + "\"\n");
   f.delay = forwarder_works("lab1");
-  f.arrivals = works("ip", "link add name arrivals type ifb\nlink set lab1 name eth0\n") &&
-               works("tc", arrivals_filter());
+  f.arrivals = works("ip", "link add name " + std::string(kArrivals) + " type ifb\n") &&
+               works("tc", arrivals_filter("lab1"));
   return f;
 }
 

@@ -19,7 +19,7 @@ struct Features {
   bool tbf = false;        ///< token buckets: --rate
   bool loss = false;       ///< dropping at random by cls_bpf: --loss
   bool delay = false;      ///< reading frames from a port by AF_PACKET: --delay
-  bool arrivals = false;  ///< shaping at the hosts what XDP sends from a port: --switch with --rate
+  bool arrivals = false;   ///< queues at the hosts by ifb: --rate for XDP at --switch
 
   [[nodiscard]] bool usable() const { return permitted && mounts && veth && tbf; }
 };

@@ -55,8 +55,6 @@ constexpr uint32_t kSwitchAddress = 0x0a4d0000 | kSwitchNumber;  // 10.77.0.254
 constexpr const char* kBridge = "br0";
 /// Between the bridge and the forwarder, seen from the latter.
 constexpr const char* kUplink = "uplink";
-/// Where a host shapes what arrives.
-constexpr const char* kArrivals = "arrivals";
 
 int number_of(int host) {
   if (host == kSwitch) return kSwitchNumber;
@@ -124,11 +122,13 @@ std::string loss_bytecode_from(uint32_t source, double share) {
          std::to_string(loss_threshold(share)) + ",6 0 0 4294967295,6 0 0 2";
 }
 
-std::string arrivals_filter() {
-  return "qdisc add dev eth0 clsact\nfilter add dev eth0 ingress pref 2 protocol all bpf bytecode "
-         "\"1,6 0 0 4294967295\" action mirred egress redirect dev " +  // ret: matches everything
-         std::string(kArrivals) +
-         "\n";
+std::string arrivals_filter(const std::string& device) {
+  // ret: matches every packet. Loss comes before, at preference 1.
+  return for_device(
+      "qdisc replace dev @ clsact\nfilter add dev @ ingress pref 2 protocol all bpf bytecode "
+      "\"1,6 0 0 4294967295\" action mirred egress redirect dev " +
+          std::string(kArrivals) + "\n",
+      device);
 }
 
 Result<std::unique_ptr<Link>> Network::make(const Options& options) {
@@ -208,8 +208,8 @@ Result<void> Network::add_interfaces(bool forwarded, uint32_t mtu) {
   return {};
 }
 
-/// A program at a port (XDP) sends past the port's queue, so that with a switch's COMMAND each host
-/// has a queue of its own for what enters. False where the kernel lacks ifb: ports shape then.
+/// XDP at a port of the switch sends past the port's queue, so each host gets a queue for what it
+/// receives. False if the kernel lacks ifb: then ports shape.
 bool Network::add_arrivals() {
   const std::string device = kArrivals;
   for (const auto& [host, namespaces] : hosts_) {
@@ -217,13 +217,14 @@ bool Network::add_arrivals() {
     const std::string links = "link add name " + device + " type ifb\nlink set " + device +
                               " txqueuelen 10000 arp off up\n";
     if (!run_tool({"ip", "-batch", "-"}, links, network) ||
-        !run_tool({"tc", "-batch", "-"}, arrivals_filter(), network))
+        !run_tool({"tc", "-batch", "-"}, arrivals_filter("eth0"), network))
       return false;
   }
   return true;
 }
 
-/// Runs tc lines on eth0 of every host and, if `both_ways`, where what it gets is shaped.
+/// Runs tc lines on eth0 of every host and, if `both_ways`, on the queue towards it: kArrivals or
+/// the port of the switch.
 Result<void> Network::tc(const std::string& lines, bool both_ways) {
   const std::vector<std::string> command{"tc", "-batch", "-"};
   std::string ports;
@@ -322,13 +323,12 @@ Result<void> Network::set_loss(double share) {
 /// Packets that the switch itself sends enter no port: they are lost where they enter the host.
 Result<void> Network::set_loss_from_switch(double share) {
   std::string lines;
-  if (now_ && now_->loss > 0)
-    lines += shapes_arrivals_ ? "filter del dev @ ingress pref 1\n" : "qdisc del dev @ clsact\n";
-  if (share > 0) {
-    if (!shapes_arrivals_) lines += "qdisc add dev @ clsact\n";
-    lines += "filter add dev @ ingress pref 1 protocol ip bpf da bytecode \"" +
-             loss_bytecode_from(kSwitchAddress, share) + "\"\n";
-  }
+  if (now_ && now_->loss > 0) lines += "filter del dev @ ingress pref 1\n";
+  if (share > 0)
+    lines +=
+        "qdisc replace dev @ clsact\n"  // keeps the filter of kArrivals
+        "filter add dev @ ingress pref 1 protocol ip bpf da bytecode \"" +
+        loss_bytecode_from(kSwitchAddress, share) + "\"\n";
   return tc(lines, false);
 }
 

@@ -29,8 +29,10 @@ std::string loss_bytecode(double share);
 /// The same for IPv4 packets from `source` alone.
 std::string loss_bytecode_from(uint32_t source, double share);
 
-/// What a host with a device `arrivals` needs besides it: all that enters by eth0 passes its queue.
-std::string arrivals_filter();
+/// The tc lines that lead all packets which enter by `device` through the queue of kArrivals.
+std::string arrivals_filter(const std::string& device);
+/// A host's device of the kernel's ifb, whose queue shapes what the host receives.
+constexpr const char* kArrivals = "arrivals";
 
 class Network final : public Link {
  public:
@@ -69,7 +71,7 @@ class Network final : public Link {
   std::vector<Host> hosts_;
   std::unique_ptr<Forwarder> forwarder_;  ///< with a delay: joins the ports instead of the bridge
   std::optional<Shaping> now_;
-  bool shapes_arrivals_ = false;  ///< hosts shape what arrives, in place of the switch's ports
+  bool shapes_arrivals_ = false;  ///< by kArrivals of each host, in place of the switch's ports
 };
 
 }  // namespace laconic::lab

@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Runs a program of this folder as the launcher of a lab of four hosts at 100 Mbit/s, whose switch can run servers."""
 
+import functools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ LACONIC, RANK = BUILD / "laconic", BUILD / "aggregation_rank"
 HOSTS, RATE = 4, "100mbit"
 
 
+@functools.cache
 def check():
     return json.loads(subprocess.run([LACONIC, "lab", "--check", "--json"], capture_output=True, text=True).stdout)
 

@@ -77,7 +77,7 @@ def deaf(host):
     """No multicast to GROUP gets into that host."""
     drop = f"4,32 0 0 30,21 0 1 {0xEF070402},6 0 0 2,6 0 0 0"  # the destination of IPv4; 2: TC_ACT_SHOT
     here = ["dev", "eth0", "ingress", "pref", "1"]
-    on(host, "sh", "-c", "tc qdisc add dev eth0 clsact || true")  # the lab's own, where hosts shape what arrives
+    on(host, "tc", "qdisc", "replace", "dev", "eth0", "clsact")  # keeps the lab's own filter
     on(host, "tc", "filter", "add", *here, "protocol", "ip", "bpf", "da", "bytecode", drop)
     try:
         yield

@@ -50,9 +50,9 @@ def loss_in_the_first_window(servers):
     return job.results()
 
 
-def heard(server, hosts):
+def multicast_job(server, hosts):
     """What ranks found, and the bytes that left the server. On a busy machine a receive buffer overflows, and a rank that missed many results in a row requests
-    unicast, as it should: one job of three has to show that the group reaches these hosts."""
+    unicast, as it should: one job of three has to show that the group reaches the first `hosts`."""
     for _ in range(3):
         before = counted("switch")["br0"][1]
         ranks = Job([server], multicast=1, **FIRST).results()
@@ -70,11 +70,11 @@ def multicast(_):
     before = counted("switch")["br0"][1]
     found["unicast"] = Job([server], multicast=0, **FIRST).results()
     sent["unicast"] = counted("switch")["br0"][1] - before
-    found["multicast"], sent["multicast"] = heard(server, 4)
+    found["multicast"], sent["multicast"] = multicast_job(server, 4)
     with loss("1%"):
-        found["lossy"], _ = heard(server, 4)
+        found["lossy"], _ = multicast_job(server, 4)
     with deaf("host3"):
-        found["deaf"], _ = heard(server, 3)
+        found["deaf"], _ = multicast_job(server, 3)
     server.stop()
     return {"ranks": found, "sent": sent}
 

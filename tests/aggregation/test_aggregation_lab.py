@@ -84,7 +84,7 @@ def test_kernel_program_of_switch_changes_no_bit(found):
         expect_bits(found, ranks)
     assert sum(rank["resent_datagrams"] for rank in scenario["ranks"]["lossy"]) > 0
     assert scenario["server"]["in_kernel"] > 0.8 * scenario["server"]["datagrams"], scenario["server"]
-    # What it sends passes the host's bucket, where the kernel has one for what arrives.
+    # The host's queue shapes all that it receives, if this kernel has ifb.
     arrived = scenario["arrived"]
     assert arrived["eth0"] > 100_000 and ("arrivals" in arrived) == bool(in_lab.features()["xdp_at_switch"])
     assert arrived.get("arrivals", arrived["eth0"]) >= 0.95 * arrived["eth0"], arrived

@@ -42,6 +42,17 @@ def test_kernel_row_appears_if_kernel_supports_it(monkeypatch):
         demo.specs_of(demo.options(["--specs", "thc@xdp"]), "laconic", progress)
 
 
+@pytest.mark.parametrize(("works", "ifb", "why"), [(True, "ifb", ""), (True, None, "this kernel has no ifb"), (False, "ifb", "no program here")])
+def test_kernel_server_needs_program_and_shaped_link(tmp_path, works, ifb, why):
+    said = {"serve": {"back_ends": [{"io": "mmsg", "works": True}, {"io": "xdp", "works": works, "why": "no program here"}]},
+            "lab": {"root": None, "user_namespace": {"xdp_at_switch": ifb}}}
+    command = tmp_path / "laconic"
+    command.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps({said}[sys.argv[1]]))\n")
+    command.chmod(0o755)
+    found = servers.why_not_in_the_kernel(str(command))
+    assert found.startswith(why) and bool(found) == bool(why)
+
+
 def test_model_network_and_seeds_are_chosen():
     given = demo.options(["--model", "gpt", "--networks", "200mbit 1gbit", "--workers", "8", "--seeds", "3", "--specs", "thc@switch int8"])
     plan = demo.plan_of(given, given.specs)
@@ -67,7 +78,7 @@ def test_everything_is_measured_and_written(tmp_path):
     page = (tmp_path / "docs/aggregation.md").read_text()
     assert "step times at 1gbit, loss 1%" in page and "| Laconic thc, a server on each host |" in page
     assert len(re.findall(r"^\| Laconic thc, server in the switch \|", page, re.M)) == 1
-    rows = re.findall(r"^\| Laconic thc, in the switch's kernel, downlink unshaped \|", page, re.M)
+    rows = re.findall(r"^\| Laconic thc, in the switch's kernel \|", page, re.M)
     assert len(rows) == len(in_kernel)
     assert (tmp_path / "docs/aggregation.svg").read_text().startswith("<svg")
     assert not list(tmp_path.glob("laconic-demo-*"))

@@ -180,9 +180,11 @@ ENGLISH = {
     r"\bwhoever\b": "any rank that",
     r"\bsentences?\b": "message",
     r"\bDESIGN\b|\bROADMAP\b": "a document of this repository",
+    r"\btime-outs?\b": "timeout",
 }
 #: (path, phrase) that mean something else: two things that resemble each other, a variable, a quotation
 ENGLISH_EXCEPTIONS = {
+    ("CONTRIBUTING.md", "time-out"),
     ("include/laconic/laconic.h", "says so"),
     ("python/tests/test_errors.py", "says so"),
     ("python/tests/test_run.py", "sentence"),
