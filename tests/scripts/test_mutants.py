@@ -191,7 +191,7 @@ def test_failing_tests_prove_nothing(tree):
     (tree / "lib.cc").write_text(LIB.replace('"$answer" = 42', '"$answer" = 43'))
     status, out = mutants(tree)
     assert status == 1
-    assert "fails without any mutant: Lib.Answers" in out
+    assert "fails without any mutant: Lib.Answers" in out and "\n[  FAILED  ] Lib.Answers" in out
 
 
 def test_names_select_mutants_and_unknown_ones_are_refused(tree):
