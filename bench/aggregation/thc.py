@@ -114,7 +114,7 @@ class Row(TimeToTarget):
         self.finals = {seed: run["final"] for seed, run in learned.items()}
         self.reached = {seed: run["steps"] for seed, run in learned.items()}
         self.times = {}
-        for cell in (name("loss", model, world), *(name("time", model, world, network) for network in NETWORKS)):
+        for cell in (*(name("time", model, world, network) for network in NETWORKS), name("loss", model, world)):  # bytes are of the first
             for network, specs in (found[cell]["networks"] if found.get(cell) else {}).items():
                 if spec in specs:
                     self.times[network] = specs[spec]
