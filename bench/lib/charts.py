@@ -101,19 +101,26 @@ def curves(series: list[Series], title: str, x_label: str, target: float, y_text
 
 
 _ROW = 26
-_NAMES = 205
+
+
+_NAMES = 205  # of the column of names, at least
+
+
+def _names_width(names: list[str]) -> int:
+    """For DejaVu Sans, the widest font that chart.css names."""
+    return max(_NAMES, 14 + math.ceil(6.2 * max(map(len, names))))
 
 
 def stacked(rows: list[tuple[str, list[tuple[str, float]]]], title: str, x_label: str, unit: float = 1e3) -> str:
     """A bar per row, made of (class, value) parts, followed by their sum."""
-    height = len(rows) * _ROW + _TOP + _BOTTOM
+    height, names = len(rows) * _ROW + _TOP + _BOTTOM, _names_width([name for name, _ in rows])
     longest = max(sum(v for _, v in parts) for _, parts in rows)
-    x = Axis(0.0, longest * unit * 1.12, _NAMES, WIDTH - _RIGHT)
+    x = Axis(0.0, longest * unit * 1.12, names, WIDTH - _RIGHT)
     y = Axis(0.0, 1.0, height - _BOTTOM, _TOP)
     body = frame(x, y, x_label)
     for i, (name, parts) in enumerate(rows):
         top, at = _TOP + i * _ROW + 4, 0.0
-        body.append(text(_NAMES - 8, top + 14, name, "end", "row"))
+        body.append(text(names - 8, top + 14, name, "end", "row"))
         for style, value in parts:
             begin, end = x.at(at * unit), x.at((at + value) * unit)
             body.append(f'<rect x="{begin:.1f}" y="{top}" width="{max(end - begin, 0):.1f}" height="{_ROW - 8}" '
@@ -126,15 +133,15 @@ def stacked(rows: list[tuple[str, list[tuple[str, float]]]], title: str, x_label
 
 def dots(rows: list[tuple[str, str, float, float | None]], title: str, x_label: str) -> str:
     """On a logarithmic axis per row: a full dot (counted by the kernel) and a ring (own count); nothing for 0."""
-    height = len(rows) * _ROW + _TOP + _BOTTOM
+    height, names = len(rows) * _ROW + _TOP + _BOTTOM, _names_width([row[0] for row in rows])
     values = [v for _, _, *pair in rows for v in pair if v] or [1.0]
-    x = Axis(10 ** math.floor(math.log10(min(values))), max(values) * 2.6, _NAMES, WIDTH - _RIGHT, log=True)
+    x = Axis(10 ** math.floor(math.log10(min(values))), max(values) * 2.6, names, WIDTH - _RIGHT, log=True)
     y = Axis(0.0, 1.0, height - _BOTTOM, _TOP)
     body = frame(x, y, x_label)
     for i, (name, style, own, kernel) in enumerate(rows):
         middle = _TOP + i * _ROW + _ROW / 2
         end = x.at(kernel or own or x.low)
-        body += [text(_NAMES - 8, middle + 4, name, "end", "row"), line(x.begin, middle, end, middle, "stem")]
+        body += [text(names - 8, middle + 4, name, "end", "row"), line(x.begin, middle, end, middle, "stem")]
         if own:
             body.append(f'<circle cx="{x.at(own):.1f}" cy="{middle:.1f}" r="6" class="ring {style}"/>')
         if kernel:
@@ -156,23 +163,23 @@ def heat_level(value: float, best: float) -> int:
 
 def heat_map(rows: list[str], columns: list[str], values: list[list[float | None]], title: str, cell_text) -> str:
     """values[row][column], less is better, None where it is not reached; colours compare within a column."""
-    head = 16 + _TOP
-    cell = max(_CELL, (WIDTH - _NAMES - _RIGHT) // len(columns))
-    body = [text(_NAMES + (j + 0.5) * cell, head - 8, column) for j, column in enumerate(columns)]
+    head, names = 16 + _TOP, _names_width(rows)
+    cell = max(_CELL, (WIDTH - names - _RIGHT) // len(columns))
+    body = [text(names + (j + 0.5) * cell, head - 8, column) for j, column in enumerate(columns)]
     known = [[value for value in column if value is not None] for column in zip(*values)]
     for i, (row, line_of) in enumerate(zip(rows, values)):
         top = head + i * _ROW
-        body.append(text(_NAMES - 8, top + 17, row, "end", "row"))
+        body.append(text(names - 8, top + 17, row, "end", "row"))
         for j, value in enumerate(line_of):
             style = "heat none" if value is None else f"heat h{heat_level(value, min(known[j]))}"
             words = "not reached" if value is None else cell_text(value)
             label = "cell best" if value is not None and value == min(known[j]) else "cell"
             about = escape(f"{row}, {columns[j]}: {words}")
-            body += [f'<rect x="{_NAMES + j * cell + 1}" y="{top + 1}" width="{cell - 2}" height="{_ROW - 2}" rx="3" '
+            body += [f'<rect x="{names + j * cell + 1}" y="{top + 1}" width="{cell - 2}" height="{_ROW - 2}" rx="3" '
                      f'class="{style}"><title>{about}</title></rect>',
-                     text(_NAMES + (j + 0.5) * cell, top + 17, words, style=label)]
+                     text(names + (j + 0.5) * cell, top + 17, words, style=label)]
     bottom = head + len(rows) * _ROW + 12
-    return svg([*body, *heat_legend(bottom)], bottom + 26, title, max(WIDTH, _NAMES + len(columns) * cell + _RIGHT))
+    return svg([*body, *heat_legend(bottom)], bottom + 26, title, max(WIDTH, names + len(columns) * cell + _RIGHT))
 
 
 def heat_legend(top: int) -> list[str]:

@@ -238,6 +238,15 @@ def test_heat_map_compares_within_column():
     assert all(f">{words}<" in chart for words in ("20mbit", "1gbit"))
 
 
+def test_charts_do_not_cut_long_names():
+    name = "Laconic thc, a server on each worker's host"
+    drawn = [charts.heat_map([name], ["x"], [[1.0]], "t", str), charts.stacked([(name, [("wire", 1.0)])], "t", "ms"),
+             charts.dots([(name, "laconic-0", 1.0, None)], "t", "bytes")]
+    for chart in drawn:
+        end = float(re.search(rf'<text x="([0-9.]+)"[^>]*>{re.escape(charts.escape(name))}<', chart)[1])
+        assert end >= 6.1 * len(name)  # px a letter of DejaVu Sans, 12 px
+
+
 def test_wide_heat_map_is_wider():
     chart = charts.heat_map(["a"], ["x"] * 12, [[1.0] * 12], "t", str)
     width = int(re.match(r'<svg viewBox="0 0 (\d+)', chart)[1])
