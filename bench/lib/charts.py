@@ -101,9 +101,7 @@ def curves(series: list[Series], title: str, x_label: str, target: float, y_text
 
 
 _ROW = 26
-
-
-_NAMES = 205  # of the column of names, at least
+_NAMES = 205  # width of the column of names, at least
 
 
 def _names_width(names: list[str]) -> int:
