@@ -114,7 +114,7 @@ class Row(TimeToTarget):
         self.finals = {seed: run["final"] for seed, run in learned.items()}
         self.reached = {seed: run["steps"] for seed, run in learned.items()}
         self.times = {}
-        for cell in (*(name("time", model, world, network) for network in NETWORKS), name("loss", model, world)):  # bytes are of the first
+        for cell in (name("loss", model, world), *(name("time", model, world, network) for network in NETWORKS)):
             for network, specs in (found[cell]["networks"] if found.get(cell) else {}).items():
                 if spec in specs:
                     self.times[network] = specs[spec]
@@ -150,7 +150,7 @@ def exchanges(found: dict, model: str, world: int) -> dict | None:
     lines = []
     for row in rows:
         if row.times or row.finals and "@" not in row.spec:
-            sent = next((times["bytes"] for times in row.times.values()), None)
+            sent = next((row.times[network]["bytes"] for network in NETWORKS if network in row.times), None)
             lines.append([label_of(row.spec), quality(row, plain), reached_text(row.steps), sent and sent / 1e3,
                           *(milliseconds(row.step(network)) for network in NETWORKS), *(reached_text(row.time(network)) for network in NETWORKS)])
     return tables.table(head, lines) if lines else None

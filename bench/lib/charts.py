@@ -106,7 +106,7 @@ _NAMES = 205  # width of the column of names, at least
 
 def _names_width(names: list[str]) -> int:
     """For DejaVu Sans, the widest font that chart.css names."""
-    return max(_NAMES, 14 + math.ceil(6.2 * max(map(len, names))))
+    return max(_NAMES, 14 + math.ceil(6.2 * max(map(len, names), default=0)))
 
 
 def stacked(rows: list[tuple[str, list[tuple[str, float]]]], title: str, x_label: str, unit: float = 1e3) -> str:

@@ -245,6 +245,7 @@ def test_charts_do_not_cut_long_names():
     for chart in drawn:
         end = float(re.search(rf'<text x="([0-9.]+)"[^>]*>{re.escape(charts.escape(name))}<', chart)[1])
         assert end >= 6.1 * len(name)  # px a letter of DejaVu Sans, 12 px
+    assert "<svg" in charts.dots([], "t", "bytes")
 
 
 def test_wide_heat_map_is_wider():
