@@ -225,8 +225,11 @@ def compared(model: str, rows: dict) -> list[Row]:
 def tables_of(rows: dict) -> dict:
     made = {"first to the target": leader_table(rows), **{model: model_table(model, compared(model, rows)) for model in comparison.FACTORS}}
     made |= {"sparse gradients": sparse_table(rows), "sweeps": sweep_table(rows), "units": unit_table(rows), "rates": rate_table(), "not run": missing_table()}
-    trained = [run for row in rows.values() for run in (*row.runs.values(), row.times) if run]
-    return {**made, "environment": environment(trained)}
+    return {**made, "environment": environment(runs_of(rows))}
+
+
+def runs_of(rows: dict) -> list[dict]:
+    return [run for row in rows.values() for run in (*row.runs.values(), row.times) if run]
 
 
 def place(run: dict) -> str:
@@ -244,35 +247,41 @@ def environment(runs: list[dict]) -> dict:
 
 
 def figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.5g}"
+    return "" if value is None else f"{value:.6g}"
 
 
 PART = ("rate", "bytes", "kernel_bytes", *(f"step_{network}" for network in NETWORKS), *(f"final_{seed}" for seed in comparison.SEEDS),
         *(f"steps_{seed}" for seed in comparison.SEEDS))
-COLUMNS = ("model", "exchange", "class", *PART, "date", "on")
+ORIGINS = (*(f"trained_{seed}" for seed in comparison.SEEDS), "timed")  # the lines that say when and where
+COLUMNS = ("model", "exchange", "class", *PART, *ORIGINS, "date", "on")
 
 
-def line_of(row: Row) -> dict:
+def origin(run: dict) -> tuple[str, str]:
+    """The day, and the machine with its libraries."""
+    return run["environment"]["date"], place(run)
+
+
+def line_of(row: Row, environments: list) -> dict:
     steps = {f"steps_{seed}": "not reached" if count is None else count for seed, count in row.reached.items()}
     figures = {"rate": row.rate or None, "bytes": row.bytes, "kernel_bytes": row.port(NETWORKS[0]), **{f"step_{network}": row.step(network) for network in NETWORKS},
                **{f"final_{seed}": value for seed, value in row.finals.items()}}
-    last = max((run for run in (*row.runs.values(), row.times) if run), key=lambda run: run["environment"]["date"])
+    runs = {**{f"trained_{seed}": run for seed, run in row.runs.items()}, **({"timed": row.times} if row.times else {})}
     return {"model": row.model, "exchange": row.way, "class": class_of(row.way), **{key: figure(value) for key, value in figures.items()}, **steps,
-            "date": last["environment"]["date"], "on": place(last)}
+            **{key: environments.index(origin(run)) for key, run in runs.items()}}
 
 
 def data_of(rows: dict) -> str:
     """One line a model and exchange: bytes a step as the exchange and, at 50 Mbit/s, the kernel count them; seconds a step; by seed final accuracy or bits
-    and steps to the target. `class` is "tune" where a learning rate was tried."""
+    and steps to the target. `class` is "tune" where a learning rate was tried, "environment" in the lines whose numbers ORIGINS has."""
+    tried = [(cell, run) for model in comparison.FACTORS for cell in comparison.cells_of("tune", model, 0) if (run := cell.load())]
+    environments = sorted({origin(run) for run in (*(run for _, run in tried), *runs_of(rows))})
     out = io.StringIO()
     lines = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
     lines.writeheader()
-    for model in comparison.FACTORS:
-        for cell in comparison.cells_of("tune", model, 0):
-            if run := cell.load():
-                lines.writerow({"model": model, "exchange": cell.way, "class": "tune", "rate": figure(cell.rate), "final_0": figure(run["final"]),
-                                "date": run["environment"]["date"], "on": place(run)})
-    lines.writerows(line_of(row) for row in rows.values() if row.runs or row.times)
+    lines.writerows({"exchange": i, "class": "environment", "date": date, "on": on} for i, (date, on) in enumerate(environments))
+    lines.writerows({"model": cell.model, "exchange": cell.way, "class": "tune", "rate": figure(cell.rate), "final_0": figure(run["final"]),
+                     "trained_0": environments.index(origin(run))} for cell, run in tried)
+    lines.writerows(line_of(row, environments) for row in rows.values() if row.runs or row.times)
     return out.getvalue()
 
 
@@ -280,31 +289,36 @@ def number(text: str) -> float | None:
     return float(text) if text else None
 
 
-def cells_of_line(line: dict):
+def cells_of_line(line: dict, environments: dict):
     """The cells that a line of the CSV was made of, and their results."""
     model, way, rate = line["model"], line["exchange"], number(line["rate"]) or 0.0
-    about = {"environment": {"date": line["date"], "place": line["on"]}}
+
+    def about(key: str) -> dict:
+        return {"environment": environments[line[key]]}
+
     if line["class"] == "tune":
-        yield comparison.Cell("tune", model, way, comparison.TUNING_SEED, rate), {"final": number(line["final_0"]), **about}
+        yield comparison.Cell("tune", model, way, comparison.TUNING_SEED, rate), {"final": number(line["final_0"]), **about("trained_0")}
         return
     kind = "sweep" if way in comparison.swept(model) else "learn"
     for seed in comparison.SEEDS:
         if (final := number(line[f"final_{seed}"])) is not None:
             steps = line[f"steps_{seed}"]
-            found = {"final": final, "steps": int(steps) if steps.isdigit() else None, "bytes": number(line["bytes"]), **about}
+            found = {"final": final, "steps": int(steps) if steps.isdigit() else None, "bytes": number(line["bytes"]), **about(f"trained_{seed}")}
             yield comparison.Cell(kind, model, way, seed, rate), found
-    if line["step_" + NETWORKS[0]]:
+    if line["timed"]:
         networks = {network: {"step": number(line[f"step_{network}"]), "bytes": number(line["kernel_bytes"])} for network in NETWORKS}
-        yield comparison.Cell("time", model, way), {"networks": networks, **about}
+        yield comparison.Cell("time", model, way), {"networks": networks, **about("timed")}
 
 
 def restore(folder: Path) -> None:
     """Writes the cells of the folder's comparison.csv that are missing here, with the figures that it has of them."""
     with (folder / "comparison.csv").open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            for cell, found in cells_of_line(line):
-                if cell.load() is None:
-                    save(cell.path, found)
+        lines = list(csv.DictReader(file))
+    environments = {line["exchange"]: {"date": line["date"], "place": line["on"]} for line in lines if line["class"] == "environment"}
+    for line in (line for line in lines if line["class"] != "environment"):
+        for cell, found in cells_of_line(line, environments):
+            if cell.load() is None:
+                save(cell.path, found)
 
 
 def panel(model: str, rows: dict) -> str | None:
