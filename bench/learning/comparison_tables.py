@@ -346,7 +346,7 @@ def picture(rows: dict) -> str | None:
         return None
     body = []
     for i, name in enumerate(comparison.SWEEPS):
-        x = 52 + 112 * i
+        x = 52 + 118 * i
         body += [f'<g class="series s{3 + i}"><polyline points="{x},8 {x + 16},8"/></g>', charts.text(x + 20, 12, name, "start")]
     body += [f'<g transform="translate(0 {24 + PANEL * i})">{pictures.inside(each)}</g>' for i, each in enumerate(panels)]
     return pictures.standing_alone(body, "Quality over bytes; broken line: uncompressed", charts.WIDTH, 24 + PANEL * len(panels))
